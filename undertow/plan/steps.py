@@ -1,0 +1,65 @@
+"""The steps of a role's program for one tile, as data.
+
+`tile` counts from the trip's own tile t: 0 is t, 1 is the next one. The MMA warp's program is not written down: it is
+derived from its issue order by `schedule.py`, because its waits and commits follow from who reads and writes what.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Wait for one side of a pipeline: `full` before using what it carries, `empty` before overwriting it."""
+
+    pipeline: str
+    side: str
+    tile: int = 0
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Arrive on one side of a pipeline (by commit, by elected lanes, or by the bytes of a copy)."""
+
+    pipeline: str
+    side: str
+    tile: int = 0
+
+
+@dataclass(frozen=True)
+class Load:
+    """Read the named region's stages: from TMEM into registers by compute and reduce warps, or from SMEM."""
+
+    region: str
+    stages: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Store:
+    """Write the named region's stages from registers, to TMEM or SMEM."""
+
+    region: str
+    stages: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Start an asynchronous copy into the region's slot of the pipeline that carries it."""
+
+    region: str
+    pipeline: str
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Issue one GEMM of tile t + `tile`."""
+
+    mma: str
+    tile: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.mma}_{{t+{self.tile}}}" if self.tile else f"{self.mma}_t"
+
+
+Step = Wait | Signal | Load | Store | Copy | Issue
