@@ -1,0 +1,254 @@
+"""Attention forward and backward in float64, by explicit formulas: the mathematical specification.
+
+Every kernel is judged by this file, so it imports only torch and uses no automatic differentiation. The formulas, for
+query row i and key j that the row may see (S = softmax_scale * q.k, everything else is P = 0):
+
+    LSE_i = ln sum_j exp S_ij        P_ij = exp(S_ij - LSE_i)        O_i = sum_j P_ij v_j
+    dP_ij = dO_i . v_j               D_i = sum_j P_ij dP_ij = dO_i . O_i
+    dS_ij = P_ij (dP_ij - D_i + dLSE_i)
+    dV_j = sum_i P_ij dO_i           dQ_i = softmax_scale sum_j dS_ij k_j       dK_j = softmax_scale sum_i dS_ij q_i
+
+A row that sees no key has O = 0, LSE = -inf and dQ = 0, and takes no part in dK and dV.
+Shapes: q, dO, O (batch, seqlen_q, heads, head_dim); k, v (batch, seqlen_k, kv_heads, head_dim), kv_heads divides heads
+and head h reads kv head h // (heads / kv_heads); LSE, D, dLSE (batch, heads, seqlen_q), LSE in natural logarithm.
+Memory: one (batch, head) and at most BLOCK_ROWS query rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK_ROWS = 1024  # query rows whose scores are held at once: 64 MiB per matrix at 8192 keys
+
+
+class ProblemError(ValueError):
+    """Arguments that describe no attention; the message names the argument, its value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How q.k becomes a score, and which pairs have one.
+
+    softmax_scale: any finite number; None is 1 / sqrt(head_dim).
+    causal: row i sees keys j <= c with c = i + seqlen_k - seqlen_q (the last row sees every key).
+    window: (left, right), row i sees c - left <= j <= c + right, both inclusive; None is no bound; 0 and negative
+    numbers are bounds like any other. With `causal`, the tighter of the two bounds holds.
+    """
+
+    softmax_scale: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+
+    def scale(self, head_dim: int) -> float:
+        if self.softmax_scale is None:
+            return 1.0 / math.sqrt(head_dim)
+        if not math.isfinite(self.softmax_scale):
+            raise ProblemError(f"softmax_scale={self.softmax_scale}: must be finite")
+        return float(self.softmax_scale)
+
+    def kept(self, rows: range, seqlen_q: int, seqlen_k: int) -> Tensor | None:
+        """Which pairs of `rows` by all keys are seen, (len(rows), seqlen_k) bool; None if all are."""
+        left, right = self.window
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        if left is None and right is None:
+            return None
+        centre = torch.arange(rows.start, rows.stop)[:, None] + (seqlen_k - seqlen_q)
+        key = torch.arange(seqlen_k)[None, :]
+        kept = torch.ones(len(rows), seqlen_k, dtype=torch.bool)
+        if left is not None:
+            kept &= key >= centre - left
+        if right is not None:
+            kept &= key <= centre + right
+        return kept
+
+
+DENSE = Scoring()
+
+
+class Forward(NamedTuple):
+    """out: (batch, seqlen_q, heads, head_dim); lse: (batch, heads, seqlen_q), natural logarithm."""
+
+    out: Tensor
+    lse: Tensor
+
+
+class Gradients(NamedTuple):
+    """dq, dk, dv in the shapes of q, k, v."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+class RowStats(NamedTuple):
+    """What a backward pass needs of each query row, (batch, heads, seqlen_q): LSE, and D (less dLSE, if any)."""
+
+    lse: Tensor
+    d: Tensor
+
+
+class Block(NamedTuple):
+    """One (batch, head) at some query rows: float64 operands and their scores, -inf where a pair is not seen."""
+
+    where: tuple[int, slice, int]  # batch, query rows, head: indexes q, dO, O, dQ
+    kv: tuple[int, slice, int]  # batch, all keys, kv head: indexes k, v, dK, dV
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scores: Tensor
+
+    @property
+    def row_index(self) -> tuple[int, int, slice]:
+        """Where this block's rows lie in LSE and D."""
+        batch, rows, head = self.where
+        return batch, head, rows
+
+
+def attention_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring = DENSE) -> Forward:
+    """O and LSE in float64.
+
+    Raises: ProblemError if the shapes do not fit together.
+    """
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), -math.inf, dtype=torch.float64)
+    for block in blocks(q, k, v, scoring):
+        row_lse = torch.logsumexp(block.scores, dim=1)
+        lse[block.row_index] = row_lse
+        out[block.where] = probabilities(block.scores, row_lse) @ block.v
+    return Forward(out, lse)
+
+
+def attention_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None = None, scoring: Scoring = DENSE
+) -> Gradients:
+    """dQ, dK, dV in float64. dlse: gradient that flows into LSE, or None.
+
+    Raises: ProblemError if the shapes do not fit together.
+    """
+    _check_rows(q, dout=dout)
+    grads = _zeros(q, k, v)
+    for block in blocks(q, k, v, scoring):
+        p = probabilities(block.scores, torch.logsumexp(block.scores, dim=1))
+        do = dout[block.where].double()
+        dp = do @ block.v.T
+        d = (p * dp).sum(dim=1)
+        if dlse is not None:
+            d = d - dlse[block.row_index].double()
+        ds = p * (dp - d[:, None])
+        _accumulate(grads, block, p.T @ do, ds, scoring.scale(q.shape[3]))
+    return grads
+
+
+def row_stats(out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None = None) -> RowStats:
+    """LSE and D = rowsum(dO * O) - dLSE in float64, from O as it was stored (usually rounded to 16 bits)."""
+    d = (dout.double() * out.double()).sum(dim=3).transpose(1, 2)
+    return RowStats(lse.double(), d if dlse is None else d - dlse.double())
+
+
+def ideal_backward(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, stats: RowStats, scoring: Scoring = DENSE
+) -> Gradients:
+    """The best gradients that a kernel with 16-bit matrix operands can give: the yardstick of every error budget.
+
+    P and dS are rounded once to the dtype of q (they are operands of the next matrix products), dQ, dK and dV are
+    rounded once at the end, and nothing else is: all sums are exact to float64. LSE and D come from `row_stats`.
+    Returns: dq, dk, dv in the dtypes of q, k, v.
+    Raises: ProblemError if the shapes do not fit together.
+    """
+    _check_rows(q, dout=dout)
+    grads = _zeros(q, k, v)
+    for block in blocks(q, k, v, scoring):
+        p = probabilities(block.scores, stats.lse[block.row_index].double())
+        do = dout[block.where].double()
+        ds = p * (do @ block.v.T - stats.d[block.row_index].double()[:, None])
+        p, ds = round_to(p, q.dtype), round_to(ds, q.dtype)
+        _accumulate(grads, block, p.T @ do, ds, scoring.scale(q.shape[3]))
+    return Gradients(*(round_to(grad, x.dtype).to(x.dtype) for grad, x in zip(grads, (q, k, v))))
+
+
+def blocks(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Iterator[Block]:
+    """Every (batch, head) in pieces of at most BLOCK_ROWS query rows, with their scores."""
+    group = _check_shapes(q, k, v)
+    batches, seqlen_q, heads, head_dim = q.shape
+    scale = scoring.scale(head_dim)
+    for batch in range(batches):
+        for head in range(heads):
+            kv = (batch, slice(None), head // group)
+            keys, values = k[kv].double(), v[kv].double()
+            for start in range(0, seqlen_q, BLOCK_ROWS):
+                rows = range(start, min(start + BLOCK_ROWS, seqlen_q))
+                where = (batch, slice(rows.start, rows.stop), head)
+                queries = q[where].double()
+                scores = scale * (queries @ keys.T)
+                kept = scoring.kept(rows, seqlen_q, k.shape[1])
+                if kept is not None:
+                    scores = scores.masked_fill(~kept, -math.inf)
+                yield Block(where, kv, queries, keys, values, scores)
+
+
+def probabilities(scores: Tensor, lse: Tensor) -> Tensor:
+    """P = exp(S - LSE) row by row; a row that sees nothing (LSE = -inf) is all zeros."""
+    sees_a_key = lse > -math.inf
+    p = torch.exp(scores - torch.where(sees_a_key, lse, 0.0)[:, None])
+    return torch.where(sees_a_key[:, None], p, 0.0)
+
+
+def round_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 values rounded once, to nearest even, to `dtype`; returned as float64.
+
+    `Tensor.to` goes from float64 to a 16-bit type through float32, which rounds twice and differs near ties.
+    """
+    if dtype == torch.float64:
+        return x
+    info = torch.finfo(dtype)
+    precision = 1 - round(math.log2(info.eps))  # significant bits, the implicit one included
+    drop = (
+        torch.finfo(torch.float64).bits - 11 - precision
+    )  # low bits of a float64 (11 exponent bits and a sign) to lose
+    bits = x.contiguous().view(torch.int64)
+    half_to_even = (1 << (drop - 1)) - 1 + ((bits >> drop) & 1)
+    normal = ((bits + half_to_even) & -(1 << drop)).view(torch.float64)  # a carry runs into the exponent, as it should
+    spacing = info.tiny * info.eps  # of the subnormal numbers
+    rounded = torch.where(x.abs() < info.tiny, torch.round(x / spacing) * spacing, normal)
+    return torch.where(rounded.abs() > info.max, torch.copysign(torch.full_like(x, math.inf), x), rounded)
+
+
+def _accumulate(grads: Gradients, block: Block, dv: Tensor, ds: Tensor, scale: float) -> None:
+    """Add one block's dV and scaled dQ, dK to the sums; several query heads of one kv head meet here."""
+    grads.dq[block.where] = scale * (ds @ block.k)
+    grads.dk[block.kv] += scale * (ds.T @ block.q)
+    grads.dv[block.kv] += dv
+
+
+def _zeros(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    return Gradients(*(torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v)))
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """Query heads per kv head.
+
+    Raises: ProblemError naming the first shape that does not fit.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ProblemError(f"{name} has shape {tuple(x.shape)}: must be (batch, seqlen, heads, head_dim)")
+    if k.shape != v.shape:
+        raise ProblemError(f"v has shape {tuple(v.shape)}, k has {tuple(k.shape)}: must be equal")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ProblemError(f"k has shape {tuple(k.shape)}, q has {tuple(q.shape)}: batch and head_dim must be equal")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ProblemError(f"k has {k.shape[2]} heads, q has {q.shape[2]}: kv heads must divide query heads")
+    return q.shape[2] // k.shape[2]
+
+
+def _check_rows(q: Tensor, **others: Tensor) -> None:
+    for name, x in others.items():
+        if x.shape != q.shape:
+            raise ProblemError(f"{name} has shape {tuple(x.shape)}, q has {tuple(q.shape)}: must be equal")
