@@ -47,7 +47,9 @@ def issue_of(plan: Plan, name: str) -> Issue:
 def _around(plan: Plan, issue: Issue) -> list[Step]:
     """Everything one issue brings: waits for operands, waits for the columns it overwrites, the issue, its commits."""
     op = plan.mma(issue.mma)
-    steps: list[Step] = [Wait(p.name, side, issue.tile) for region in reads(op) for p, side in _handed_over(plan, region)]
+    steps: list[Step] = [
+        Wait(p.name, side, issue.tile) for region in reads(op) for p, side in _handed_over(plan, region)
+    ]
     steps += _overwrite_waits(plan, issue)
     steps.append(issue)
     steps += [Signal(p.name, "full", issue.tile) for p in _produced(plan, op.d) if not p.once]
@@ -105,21 +107,26 @@ def _consumed_last_by(plan: Plan, issue: Issue) -> list[Pipeline]:
 
 
 def _without_repeated_waits(trip: list[Step]) -> list[Step]:
-    """Drop waits for a phase that the warp has waited for before, in this trip or (a tile later) in the one before."""
+    """Drop waits for a phase that the warp has waited for before, in this trip or (a tile later) in the one before.
+
+    An earlier wait that belongs to the next tile's issue does not count for this tile's: the last trip has no next one.
+    """
     waits = [step for step in trip if isinstance(step, Wait)]
-    kept, seen = [], set()
-    for step in trip:
+    kept: list[Step] = []
+    seen: list[tuple[Wait, int]] = []
+    for index, step in enumerate(trip):
         if isinstance(step, Wait):
+            owner = _owner(trip, index).tile
             earlier_trip = replace(step, tile=step.tile + 1) in waits
-            if step in seen or earlier_trip:
+            if earlier_trip or any(wait == step and tile <= owner for wait, tile in seen):
                 continue
-            seen.add(step)
+            seen.append((step, owner))
         kept.append(step)
     return kept
 
 
 def _keep_tiles(trip: list[Step], kept: int, first_tile: int) -> list[Step]:
-    """The part of a trip that belongs to issues of tile offset `kept`; waits for tiles before `first_tile` pass anyway."""
+    """The part of a trip that belongs to issues of tile offset `kept`, less waits for tiles before `first_tile`."""
     out: list[Step] = []
     for index, step in enumerate(trip):
         owner = step if isinstance(step, Issue) else _owner(trip, index)
@@ -137,8 +144,12 @@ def _owner(trip: list[Step], index: int) -> Issue:
 
 def _tail(plan: Plan, trip: list[Step]) -> list[Step]:
     """The last trip: no next tile, no slot to hand back, and the finished accumulators go to the epilogue."""
-    last = [s for s in _keep_tiles(trip, kept=0, first_tile=-len(trip)) if not (isinstance(s, Signal) and s.side == "empty")]
-    out: list[Step] = [Signal(p.name, "full") for op in plan.mmas for p in _once(plan, op) if issue_of(plan, op.name).tile]
+    last = [
+        s for s in _keep_tiles(trip, kept=0, first_tile=-len(trip)) if not (isinstance(s, Signal) and s.side == "empty")
+    ]
+    out: list[Step] = [
+        Signal(p.name, "full") for op in plan.mmas for p in _once(plan, op) if issue_of(plan, op.name).tile
+    ]
     for step in last:
         out.append(step)
         if isinstance(step, Issue):

@@ -96,7 +96,7 @@ class SmemRegion:
 
 @dataclass(frozen=True)
 class TmemRegion:
-    """A tile in tensor memory: 128 lanes by `columns` 32-bit columns from `column` on; 16-bit types sit two a column."""
+    """A tile in tensor memory: 128 lanes by `columns` 32-bit columns from `column` on; 16-bit types pack two a column."""
 
     name: str
     column: int
@@ -292,10 +292,9 @@ class Plan:
     def guards(self) -> dict[str, int]:
         """Region -> alias guards executed per tile, derived from the TMEM map.
 
-        Compute warp w of one warpgroup shares its lanes with warp w of the other. If a store of a region covers columns
-        of which the other warp loads something in the same tile, every warp must have loaded before any warp stores: one
-        compute-wide barrier before that store. Steps that load and store as one pass need one guard; a map without such
-        an overlap needs none.
+        Compute warp w of one warpgroup shares its lanes with warp w of the other. If a store step covers columns of
+        which the other warp loads something in the same tile, every warp must have loaded before any warp stores: one
+        compute-wide barrier before that step. A map without such an overlap needs none.
         """
         found: dict[str, int] = {}
         tmem = {region.name for region in self.tmem}
@@ -320,11 +319,9 @@ class Plan:
     @property
     def signals(self) -> tuple[Signal, ...]:
         """The signals that compute warps send to the MMA warp, each preceded by a join of `signal_scope`."""
-        return tuple(
-            step
-            for step in self.program("compute")
-            if isinstance(step, Signal) and "mma" in (self.pipeline(step.pipeline).producer, self.pipeline(step.pipeline).consumer)
-        )
+        steps = [step for step in self.program("compute") if isinstance(step, Signal)]
+        ends = {pipeline.name: (pipeline.producer, pipeline.consumer) for pipeline in self.pipelines}
+        return tuple(step for step in steps if "mma" in ends[step.pipeline])
 
     @property
     def compute_barrier_sites(self) -> int:

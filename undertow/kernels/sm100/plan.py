@@ -36,7 +36,7 @@ WHAT = {
 # 152 + 2 * 136 + 88 = 512 threads' worth of its 16 K registers. setmaxnreg must be the same instruction in all four
 # warps of a warpgroup (PTX ISA, setmaxnreg), so the idle warps share the value of the MMA and load warps.
 ROLES = (
-    Role("reduce", range(0, 4), 152, "dQ: TMEM to registers to SMEM to global, by bulk reduce-add"),
+    Role("reduce", range(4), 152, "dQ: TMEM to registers to SMEM to global, by bulk reduce-add"),
     Role("compute", range(4, 12), 136, "S to P, dP to dS; then the dK and dV epilogue"),
     Role("mma", range(12, 13), 88, "issues the five GEMMs; owns the TMEM allocation"),
     Role("load", range(13, 14), 88, "all TMA and bulk loads"),
