@@ -12,7 +12,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_tensor
 
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, HEAD_DIM
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
+from undertow.kernels.sm100.plan import HEAD_DIM
 from undertow.plan.schema import DType
 
 VECTOR_BYTES = 16  # every global access of a row is a 16-byte vector, so bases and strides are multiples of it

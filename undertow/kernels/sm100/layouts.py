@@ -5,26 +5,20 @@ Standard library only: kernels, host code and tests read the same numbers.
 
 from __future__ import annotations
 
-TILE_ROWS = 128  # query rows of one tile; workspaces are padded to whole tiles, so a tile never needs a row test
-HEAD_DIM = 64
+from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M, dq_accumulator_index
 
-# One dQ accumulator tile, as (shape, strides) in fp32 elements over (row, (column % 4, column // 4)). It is the order
-# in which the reduce warps hold the tile: a thread owns one row, and 4 columns are one 16-byte vector of it. So all
-# 128 rows of 4 columns are contiguous, and each half of 32 columns is one 16 KiB block for a single bulk reduce-add.
-DQ_ACCUMULATOR_SHAPE = (TILE_ROWS, (4, HEAD_DIM // 4))
-DQ_ACCUMULATOR_STRIDES = (4, (1, 4 * TILE_ROWS))
-DQ_ACCUMULATOR_TILE = TILE_ROWS * HEAD_DIM
+# One dQ accumulator tile, as (shape, strides) in fp32 elements over (row, (column % 4, column // 4)): the affine form
+# of `dq_accumulator_index`, which says where a single element lies.
+DQ_ACCUMULATOR_SHAPE = (TILE_M, (4, HEAD_DIM // 4))
+DQ_ACCUMULATOR_STRIDES = (dq_accumulator_index(1, 0), (dq_accumulator_index(0, 1), dq_accumulator_index(0, 4)))
+DQ_ACCUMULATOR_TILE = TILE_M * HEAD_DIM
 
 
-def dq_accumulator_index(row: int, column: int) -> int:
-    """Return the position, in fp32 elements, of dQ[row, column] within its accumulator tile.
-
-    row: 0..127 of the tile. column: 0..63.
-    """
-    row_stride, (within, between) = DQ_ACCUMULATOR_STRIDES
-    return row * row_stride + column % 4 * within + column // 4 * between
+def num_tiles(seqlen: int, tile: int) -> int:
+    """Return how many tiles of `tile` rows cover `seqlen` rows."""
+    return -(-seqlen // tile)
 
 
 def padded_rows(seqlen: int) -> int:
-    """Return the smallest number of rows that is at least `seqlen` and whole tiles."""
-    return -(-seqlen // TILE_ROWS) * TILE_ROWS
+    """Return the rows of the query workspaces: whole tiles, so that no kernel needs a row test to touch them."""
+    return num_tiles(seqlen, TILE_M) * TILE_M

@@ -13,14 +13,15 @@ import cutlass
 import cutlass.cute as cute
 
 from undertow.kernels.sm100.arguments import dq_accumulator_argument, rows_argument
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_SHAPE, DQ_ACCUMULATOR_STRIDES, HEAD_DIM, TILE_ROWS
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_SHAPE, DQ_ACCUMULATOR_STRIDES
+from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.plan.schema import DType
 
 THREADS = 256
 VECTOR = 8  # 16-bit elements of one 16-byte store
 LANES_PER_ROW = HEAD_DIM // VECTOR
 ROWS_PER_PASS = THREADS // LANES_PER_ROW
-PASSES = TILE_ROWS // ROWS_PER_PASS
+PASSES = TILE_M // ROWS_PER_PASS
 
 
 def build(dtype: DType) -> tuple[Any, tuple[Any, ...]]:
@@ -54,7 +55,7 @@ def postprocess_kernel(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_s
         row_in_tile = first + step * ROWS_PER_PASS
         cute.autovec_copy(cute.local_tile(accumulator[row_in_tile, None], (VECTOR,), (vector,)), sums[None, step])
     for step in cutlass.range_constexpr(PASSES):
-        row = tile * TILE_ROWS + first + step * ROWS_PER_PASS
+        row = tile * TILE_M + first + step * ROWS_PER_PASS
         if row < mdQ.shape[1]:
             rdQ = cute.make_rmem_tensor((VECTOR,), mdQ.element_type)
             rdQ.store((sums[None, step].load() * softmax_scale).to(mdQ.element_type))

@@ -13,14 +13,15 @@ import cutlass
 import cutlass.cute as cute
 
 from undertow.kernels.sm100.arguments import dq_accumulator_argument, row_scalars_argument, rows_argument
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, HEAD_DIM, TILE_ROWS
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
+from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.plan.schema import DType
 
 THREADS = 256
 VECTOR = 8  # 16-bit elements of one 16-byte access
 LANES_PER_ROW = HEAD_DIM // VECTOR
 ROWS_PER_PASS = 32 // LANES_PER_ROW
-ROWS_PER_WARP = TILE_ROWS // (THREADS // 32)
+ROWS_PER_WARP = TILE_M // (THREADS // 32)
 PASSES = ROWS_PER_WARP // ROWS_PER_PASS
 LOG2_E = math.log2(math.e)
 NOTHING = -math.inf  # LSE of a row that attended nothing: the log of an empty sum
@@ -77,7 +78,7 @@ def preprocess_kernel(
     tile, head, batch = cute.arch.block_idx()
     warp, lane = thread // 32, thread % 32
     seqlen = mO.shape[1]
-    first_row = tile * TILE_ROWS + warp * ROWS_PER_WARP
+    first_row = tile * TILE_M + warp * ROWS_PER_WARP
 
     rO = cute.make_rmem_tensor((VECTOR, PASSES), mO.element_type)
     rdO = cute.make_rmem_tensor((VECTOR, PASSES), mdO.element_type)
