@@ -96,7 +96,7 @@ class SmemRegion:
 
 @dataclass(frozen=True)
 class TmemRegion:
-    """A tile in tensor memory: 128 lanes by `columns` 32-bit columns from `column` on; 16-bit types pack two a column."""
+    """A tile in tensor memory: 128 lanes by `columns` 32-bit columns; 16-bit types pack two elements a column."""
 
     name: str
     column: int
