@@ -132,7 +132,7 @@ def attention_backward(
 
     Raises: ProblemError if the shapes do not fit together.
     """
-    _check_rows(q, dout=dout)
+    _check_shapes(q, k, v, dout)
     grads = _zeros(q, k, v)
     for block in blocks(q, k, v, scoring):
         p = probabilities(block.scores, torch.logsumexp(block.scores, dim=1))
@@ -157,12 +157,19 @@ def ideal_backward(
 ) -> Gradients:
     """The best gradients that a kernel with 16-bit matrix operands can give: the yardstick of every error budget.
 
-    P and dS are rounded once to the dtype of q (they are operands of the next matrix products), dQ, dK and dV are
-    rounded once at the end, and nothing else is: all sums are exact to float64. LSE and D come from `row_stats`.
-    Returns: dq, dk, dv in the dtypes of q, k, v.
+    `ideal_sums`, each rounded once to the dtype of q, k, v: what is left when nothing but the number format errs.
     Raises: ProblemError if the shapes do not fit together.
     """
-    _check_rows(q, dout=dout)
+    sums = ideal_sums(q, k, v, dout, stats, scoring)
+    return Gradients(*(round_to(grad, x.dtype).to(x.dtype) for grad, x in zip(sums, (q, k, v))))
+
+
+def ideal_sums(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, stats: RowStats, scoring: Scoring = DENSE) -> Gradients:
+    """dQ, dK, dV in float64 if only P and dS are rounded, once each, to the dtype of q (they are matrix operands).
+
+    dS is formed from the unrounded P. LSE and D come from `row_stats`, so that D carries the rounding of the stored O.
+    """
+    _check_shapes(q, k, v, dout)
     grads = _zeros(q, k, v)
     for block in blocks(q, k, v, scoring):
         p = probabilities(block.scores, stats.lse[block.row_index].double())
@@ -170,7 +177,7 @@ def ideal_backward(
         ds = p * (do @ block.v.T - stats.d[block.row_index].double()[:, None])
         p, ds = round_to(p, q.dtype), round_to(ds, q.dtype)
         _accumulate(grads, block, p.T @ do, ds, scoring.scale(q.shape[3]))
-    return Gradients(*(round_to(grad, x.dtype).to(x.dtype) for grad, x in zip(grads, (q, k, v))))
+    return grads
 
 
 def blocks(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Iterator[Block]:
@@ -231,7 +238,7 @@ def _zeros(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
     return Gradients(*(torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v)))
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> int:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None) -> int:
     """Query heads per kv head.
 
     Raises: ProblemError naming the first shape that does not fit.
@@ -245,10 +252,6 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> int:
         raise ProblemError(f"k has shape {tuple(k.shape)}, q has {tuple(q.shape)}: batch and head_dim must be equal")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ProblemError(f"k has {k.shape[2]} heads, q has {q.shape[2]}: kv heads must divide query heads")
+    if dout is not None and dout.shape != q.shape:
+        raise ProblemError(f"dout has shape {tuple(dout.shape)}, q has {tuple(q.shape)}: must be equal")
     return q.shape[2] // k.shape[2]
-
-
-def _check_rows(q: Tensor, **others: Tensor) -> None:
-    for name, x in others.items():
-        if x.shape != q.shape:
-            raise ProblemError(f"{name} has shape {tuple(x.shape)}, q has {tuple(q.shape)}: must be equal")

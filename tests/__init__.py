@@ -1,0 +1,1 @@
+"""The tests, one room per part of the project; see README.md."""
