@@ -13,6 +13,8 @@ DQ_ACCUMULATOR_SHAPE = (TILE_M, (4, HEAD_DIM // 4))
 DQ_ACCUMULATOR_STRIDES = (dq_accumulator_index(1, 0), (dq_accumulator_index(0, 1), dq_accumulator_index(0, 4)))
 DQ_ACCUMULATOR_TILE = TILE_M * HEAD_DIM
 
+ROW_KERNEL_THREADS = 256  # of the kernels before and after the main one: 8 lanes a row, 16 rows a warp
+
 
 def num_tiles(seqlen: int, tile: int) -> int:
     """Return how many tiles of `tile` rows cover `seqlen` rows."""

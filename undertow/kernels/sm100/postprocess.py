@@ -13,14 +13,13 @@ import cutlass
 import cutlass.cute as cute
 
 from undertow.kernels.sm100.arguments import dq_accumulator_argument, rows_argument
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_SHAPE, DQ_ACCUMULATOR_STRIDES
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_SHAPE, DQ_ACCUMULATOR_STRIDES, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.plan.schema import DType
 
-THREADS = 256
 VECTOR = 8  # 16-bit elements of one 16-byte store
 LANES_PER_ROW = HEAD_DIM // VECTOR
-ROWS_PER_PASS = THREADS // LANES_PER_ROW
+ROWS_PER_PASS = ROW_KERNEL_THREADS // LANES_PER_ROW
 PASSES = TILE_M // ROWS_PER_PASS
 
 
@@ -33,11 +32,13 @@ def build(dtype: DType) -> tuple[Any, tuple[Any, ...]]:
 def postprocess(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32):
     """Launch one CTA per accumulator tile."""
     batch, heads, tiles, _ = mdQ_accumulator.shape
-    postprocess_kernel(mdQ_accumulator, mdQ, softmax_scale).launch(grid=(tiles, heads, batch), block=(THREADS, 1, 1))
+    postprocess_kernel(mdQ_accumulator, mdQ, softmax_scale).launch(
+        grid=(tiles, heads, batch), block=(ROW_KERNEL_THREADS, 1, 1)
+    )
 
 
 @cute.kernel
-def postprocess_kernel(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32):
+def postprocess_kernel(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32) -> Any:
     """Write dQ = softmax_scale * accumulator for the rows of one tile that exist.
 
     Shapes: mdQ_accumulator (batch, heads, tiles, 8192) f32; mdQ (batch, seqlen_q, heads, 64)

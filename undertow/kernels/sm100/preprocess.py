@@ -13,15 +13,14 @@ import cutlass
 import cutlass.cute as cute
 
 from undertow.kernels.sm100.arguments import dq_accumulator_argument, row_scalars_argument, rows_argument
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.plan.schema import DType
 
-THREADS = 256
 VECTOR = 8  # 16-bit elements of one 16-byte access
 LANES_PER_ROW = HEAD_DIM // VECTOR
 ROWS_PER_PASS = 32 // LANES_PER_ROW
-ROWS_PER_WARP = TILE_M // (THREADS // 32)
+ROWS_PER_WARP = TILE_M // (ROW_KERNEL_THREADS // 32)
 PASSES = ROWS_PER_WARP // ROWS_PER_PASS
 LOG2_E = math.log2(math.e)
 NOTHING = -math.inf  # LSE of a row that attended nothing: the log of an empty sum
@@ -51,7 +50,7 @@ def preprocess(
     """Launch one CTA per accumulator tile."""
     batch, heads, tiles, _ = mdQ_accumulator.shape
     preprocess_kernel(mO, mdO, mLSE, mLSE_log2, mD, mdQ_accumulator).launch(
-        grid=(tiles, heads, batch), block=(THREADS, 1, 1)
+        grid=(tiles, heads, batch), block=(ROW_KERNEL_THREADS, 1, 1)
     )
 
 
@@ -63,7 +62,7 @@ def preprocess_kernel(
     mLSE_log2: cute.Tensor,
     mD: cute.Tensor,
     mdQ_accumulator: cute.Tensor,
-):
+) -> Any:
     """Write D, LSE in base 2 and a zero accumulator for one tile.
 
     Math:   D = rowsum(dO * O); LSE_log2 = LSE * log2(e)
@@ -111,8 +110,8 @@ def _clear(mdQ_accumulator: cute.Tensor, tile, thread):
     zeros = cute.make_rmem_tensor((4,), cutlass.Float32)
     zeros.fill(0.0)
     gTile = mdQ_accumulator[(*tile, None)]
-    for step in cutlass.range_constexpr(DQ_ACCUMULATOR_TILE // (4 * THREADS)):
-        cute.autovec_copy(zeros, cute.local_tile(gTile, (4,), (step * THREADS + thread,)))
+    for step in cutlass.range_constexpr(DQ_ACCUMULATOR_TILE // (4 * ROW_KERNEL_THREADS)):
+        cute.autovec_copy(zeros, cute.local_tile(gTile, (4,), (step * ROW_KERNEL_THREADS + thread,)))
 
 
 @cute.jit
