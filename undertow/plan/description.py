@@ -24,6 +24,11 @@ class Pointer:
     array: Any
     offset_bytes: int = 0
 
+    @property
+    def size(self) -> int:
+        """Bytes of the parameter."""
+        return 8
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -37,6 +42,16 @@ class Tensor:
     dims: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
 
+    @property
+    def strides_offset(self) -> int:
+        """Where the strides begin, in bytes from the address."""
+        return -(-(8 + 4 * len(self.dims)) // 8) * 8
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parameter."""
+        return self.strides_offset + 8 * len(self.strides)
+
 
 @dataclass(frozen=True, init=False)
 class Ints:
@@ -46,6 +61,11 @@ class Ints:
 
     def __init__(self, *values: int) -> None:
         object.__setattr__(self, "values", tuple(values))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parameter."""
+        return 4 * len(self.values)
 
 
 @dataclass(frozen=True)
@@ -81,6 +101,11 @@ class TensorMap:
             raise DescriptionError(f"strides={self.strides}: bytes, multiples of 16, in [0, 2**40)")
         if self.swizzle not in SWIZZLES:
             raise DescriptionError(f"swizzle={self.swizzle}: must be one of {SWIZZLES}")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the parameter."""
+        return 128
 
 
 @dataclass(frozen=True)
