@@ -20,8 +20,8 @@ a sum's rounding error if roundings are independent, with every partial sum take
 the floor is a generous mean rather than a bound; on random inputs it is 0.2 % of the first term.
 
 Convention for a gradient that is zero (or so small that float32 cannot tell it from zero, below u times the terms that
-cancel in it): its error is taken relative to those terms instead of to itself. Numerator, ideal error and floor share
-the denominator, so the verdict does not depend on it.
+cancel in it): its error is taken relative to those terms, |dO|.|v| and |dO|.|O| in the place of dP - D, instead of to
+itself. Numerator, ideal error and floor share the denominator, so the verdict does not depend on it.
 """
 
 from __future__ import annotations
@@ -162,15 +162,16 @@ def _block_noise(batch: SavedForward, block: Block, stats: RowStats, scoring: Sc
     dp = do @ block.v.T
     exponent = sum_u * abs(scale) * (block.q.abs() @ block.k.abs().T)
     exponent += u * torch.where(seen, block.scores.abs() + lse.abs()[:, None] + EX2_ROUNDOFFS, 0.0)
-    dp_error = (sum_u * (do.abs() @ block.v.abs().T)) ** 2
-    d_error = (sum_u * (do.abs() * out.abs()).sum(dim=1, keepdim=True)) ** 2
+    dp_terms = do.abs() @ block.v.abs().T
+    d_terms = (do.abs() * out.abs()).sum(dim=1, keepdim=True)
 
-    per_pair = p**2 * dp_error + (p * (dp - d) * exponent) ** 2
-    cancelling = p**2 * (dp**2 + d**2)
+    per_pair = (p * sum_u * dp_terms) ** 2 + (p * (dp - d) * exponent) ** 2
+    per_row = (sum_u * d_terms) ** 2
+    cancelling = p**2 * (dp_terms**2 + d_terms**2)
     q2, k2, do2 = ((x**2).sum(dim=1) for x in (block.q, block.k, do))
     # D's error is common to a row: it meets sum_j P_ij k_j in dQ, but each row's own q_i in dK
-    dq = scale**2 * ((per_pair @ k2).sum() + (d_error[:, 0] * ((p @ block.k) ** 2).sum(dim=1)).sum())
-    dk = scale**2 * (q2 @ (per_pair + p**2 * d_error)).sum()
+    dq = scale**2 * ((per_pair @ k2).sum() + (per_row[:, 0] @ (p @ block.k) ** 2).sum())
+    dk = scale**2 * (q2 @ (per_pair + p**2 * per_row)).sum()
     dv = (do2 @ (p * exponent) ** 2).sum()
     terms = (scale**2 * (cancelling @ k2).sum(), scale**2 * (q2 @ cancelling).sum(), (do2 @ p**2).sum())
     return torch.stack((dq, dk, dv)), torch.stack(terms)

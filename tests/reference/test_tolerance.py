@@ -41,7 +41,7 @@ def random_operands(seqlen_q: int, seqlen_k: int, seed: int = 0) -> tuple[Tensor
 
 def float32_pipeline(given: Saved, ds_factor: float = 1.0) -> Gradients:
     """What a kernel computes: float32 sums, bf16 operands P and dS, bf16 results; D summed in another order than dP."""
-    q, k, v, dout, out = (x[0, :, 0].float() for x in given[:5])
+    q, k, v, dout, out = (x[0, :, 0].float() for x in (given.q, given.k, given.v, given.dout, given.out))
     p = torch.exp2(q @ k.T * (SCALE * LOG2E) - (given.lse[0, 0] * LOG2E)[:, None])
     d = (dout * out).flip(1).sum(dim=1, keepdim=True)
     ds = (ds_factor * p * (dout @ v.T - d)).bfloat16().float()
@@ -99,7 +99,7 @@ SPECIAL = (
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 2), (3, 1), (200, 1), (1, 200), (129, 127), (256, 256)], ids=str)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_float32_pipeline_is_within_budget(shape, seed):
-    given = saved(*random_operands(*shape, seed))
+    given = saved(*random_operands(*shape, seed=seed))
     measure = yardstick(given)
     assert measure.accepts(measure.errors(float32_pipeline(given)))
 
@@ -133,7 +133,7 @@ def test_one_key_is_measured_against_the_terms_that_cancel():
         given = saved(*random_operands(1, 1, seed))
         measure = yardstick(given)
         assert not measure.reference.dq.any() and measure.ideal == (0, 0, 0)
-        assert measure.floor.dq < 64 * FLOAT32_ROUNDOFF
+        assert measure.floor.dq < 10 * FLOAT32_ROUNDOFF  # sqrt(64) roundings and the sum of two such errors
         noise.append(measure.errors(float32_pipeline(given)).dq)
         leaked = Gradients(*(grad.clone() for grad in measure.reference))
         leaked.dq[0, 0, 0, 0] = 1e-3 * measure.denominators[0]
