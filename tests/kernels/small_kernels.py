@@ -39,7 +39,7 @@ def scale(mX: cute.Tensor, mY: cute.Tensor, factor: cutlass.Float32):
 
 
 @cute.kernel
-def scale_kernel(mX: cute.Tensor, mY: cute.Tensor, factor: cutlass.Float32) -> Any:
+def scale_kernel(mX: cute.Tensor, mY: cute.Tensor, factor: cutlass.Float32):
     index = cute.arch.block_idx()[0] * 128 + cute.arch.thread_idx()[0]
     if index < mX.shape[0]:
         mY[index] = mX[index] * factor
@@ -51,7 +51,7 @@ def spilling(mX: cute.Tensor, mY: cute.Tensor):
 
 
 @cute.kernel
-def spilling_kernel(mX: cute.Tensor, mY: cute.Tensor) -> Any:
+def spilling_kernel(mX: cute.Tensor, mY: cute.Tensor):
     thread = cute.arch.thread_idx()[0]
     sums = cute.make_rmem_tensor((SPILL_VALUES,), cutlass.Float32)
     sums.fill(0.0)

@@ -38,7 +38,7 @@ def postprocess(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: c
 
 
 @cute.kernel
-def postprocess_kernel(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32) -> Any:
+def postprocess_kernel(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32):
     """Write dQ = softmax_scale * accumulator for the rows of one tile that exist.
 
     Shapes: mdQ_accumulator (batch, heads, tiles, 8192) f32; mdQ (batch, seqlen_q, heads, 64)

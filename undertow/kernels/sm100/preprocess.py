@@ -62,7 +62,7 @@ def preprocess_kernel(
     mLSE_log2: cute.Tensor,
     mD: cute.Tensor,
     mdQ_accumulator: cute.Tensor,
-) -> Any:
+):
     """Write D, LSE in base 2 and a zero accumulator for one tile.
 
     Math:   D = rowsum(dO * O); LSE_log2 = LSE * log2(e)
