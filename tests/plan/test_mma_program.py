@@ -21,11 +21,14 @@ START_NEXT = """
     commit mma_compute_dp.full 1
 """
 
-ALIASED_PROLOGUE = START_NEXT + """
+ALIASED_PROLOGUE = (
+    START_NEXT
+    + """
     wait mma_compute_s.empty 1
     PdO 1
     commit load_mma_do.empty 1
 """
+)
 
 # QK needs no wait for S: PdO_t, which read P over S, was issued before it into the same in-order pipe.
 ALIASED_BODY = """

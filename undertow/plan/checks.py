@@ -20,7 +20,7 @@ from undertow.plan.schema import (
     Plan,
     PlanError,
 )
-from undertow.plan.steps import Copy, Load, Signal, Store
+from undertow.plan.steps import Copy, Load, Signal, Store, Wait
 
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
@@ -49,6 +49,13 @@ def check_tmem(plan: Plan) -> None:
         width = plan.tmem_region(op.d).columns
         if width != op.n:
             raise PlanError(f"{plan.name}: {op.name} writes {op.n} columns into {op.d}, which has {width}")
+        for region in plan.tmem:
+            packed = op.k * region.dtype.bytes // 4
+            if region.name == op.a and region.columns != packed:
+                raise PlanError(
+                    f"{plan.name}: {op.name} reads {packed} columns of {op.a} ({op.k} elements of {region.dtype.label}),"
+                    f" which has {region.columns}"
+                )
 
 
 def check_smem(plan: Plan) -> None:
@@ -63,6 +70,7 @@ def check_smem(plan: Plan) -> None:
 
 def check_registers(plan: Plan) -> None:
     """Roles fill whole warpgroups of one register value, and all of them fit the register file."""
+    num_warps = -(-plan.num_warps // WARPGROUP_WARPS) * WARPGROUP_WARPS
     by_warp: dict[int, tuple[str, int]] = {}
     for role in plan.roles:
         for warp in role.warps:
@@ -71,9 +79,14 @@ def check_registers(plan: Plan) -> None:
             by_warp[warp] = (role.name, role.registers)
         if role.registers % 8 or not 24 <= role.registers <= 256:
             raise PlanError(f"{plan.name}: {role.name} asks for {role.registers} registers; allowed: 24 to 256 by 8")
+    for warp in range(num_warps):
+        if warp not in by_warp:
+            raise PlanError(
+                f"{plan.name}: warp {warp} has no role; setmaxnreg needs all {WARPGROUP_WARPS} warps of a group"
+            )
     total = 0
-    for first in range(0, plan.num_warps, WARPGROUP_WARPS):
-        group = {by_warp[w] for w in range(first, first + WARPGROUP_WARPS) if w in by_warp}
+    for first in range(0, num_warps, WARPGROUP_WARPS):
+        group = {by_warp[warp] for warp in range(first, first + WARPGROUP_WARPS)}
         values = {registers for _, registers in group}
         if len(values) != 1:
             raise PlanError(
@@ -88,14 +101,31 @@ def check_registers(plan: Plan) -> None:
 
 def check_pipelines(plan: Plan) -> None:
     """Every side that exists is completed by its role's program, and slots can be addressed by masking."""
+    for role, steps in plan.programs:
+        for step in steps:
+            if isinstance(step, Wait | Signal | Copy):
+                _check_end(plan, role, step)
     for pipeline in plan.pipelines:
-        if pipeline.stages & (pipeline.stages - 1):
+        if pipeline.stages < 1 or pipeline.stages & (pipeline.stages - 1):
             raise PlanError(f"{plan.name}: {pipeline.name} has {pipeline.stages} stages; allowed: powers of two")
         for role, side in ((pipeline.producer, "full"), (pipeline.consumer, "empty")):
             if role == "mma" or (side == "empty" and not pipeline.has_empty):
                 continue  # the MMA warp's commits are derived from the same data; an absent side needs no arriver
             if not _completes(plan, role, pipeline.name, side):
                 raise PlanError(f"{plan.name}: {pipeline.name}.{side} has no arriver: {role} never signals it")
+
+
+def _check_end(plan: Plan, role: str, step: Wait | Signal | Copy) -> None:
+    """A step names a pipeline of the plan, and a role arrives only on its own side of it."""
+    if not plan.has_pipeline(step.pipeline):
+        raise PlanError(f"{plan.name}: {role} names pipeline {step.pipeline}, which the plan does not have")
+    pipeline = plan.pipeline(step.pipeline)
+    side = step.side if isinstance(step, Signal) else "full"
+    owner = pipeline.producer if side == "full" else pipeline.consumer
+    if not isinstance(step, Wait) and role != owner:
+        raise PlanError(
+            f"{plan.name}: {role} signals {pipeline.name}.{side}, but its {plan.arrivals(pipeline, side)} arrivals are {owner}'s"
+        )
 
 
 def _completes(plan: Plan, role: str, pipeline: str, side: str) -> bool:
@@ -112,9 +142,9 @@ def check_order(plan: Plan) -> None:
     for tiles in (1, TILES):
         order = Order(plan, tiles)
         if order.cyclic:
-            raise PlanError(f"{plan.name}: the schedule deadlocks; in a circle: {'; '.join(order.cycle[:8])}")
-        for who, (pipeline, side, tile) in order.unsignalled():
-            raise PlanError(f"{plan.name}: {who} waits for {pipeline}.{side} of tile {tile}, which nobody completes")
+            raise PlanError(f"{plan.name}: the schedule deadlocks, in a circle: {', then '.join(order.cycle)}")
+        for wait, following in order.unsignalled():
+            raise PlanError(f"{plan.name}: {wait}, which nobody completes, before it {following}")
         for message in hazards(order):
             raise PlanError(f"{plan.name}: {message}")
     _check_own_columns(plan)

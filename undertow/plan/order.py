@@ -68,12 +68,36 @@ class Order:
 
     @property
     def cycle(self) -> list[str]:
-        """Who waits in a circle, if the order is cyclic."""
-        return [f"{n.who}: {n.what}" for i, n in enumerate(self.nodes) if self.before(i, i)]
+        """The shortest circle of steps that wait for each other, each once, if the order is cyclic."""
+        circles = [
+            path for index in range(len(self.nodes)) if self.before(index, index) for path in self._around(index)
+        ]
+        return [f"{self.nodes[index].who} {self.nodes[index].what}" for index in min(circles, key=len, default=[])]
 
-    def unsignalled(self) -> list[tuple[str, tuple[str, str, int]]]:
-        """Waits of a phase that no step of the plan ever completes."""
-        return [(self.nodes[index].who, key) for index, key in self._waits if key[2] >= 0 and not self._signals[key]]
+    def unsignalled(self) -> list[tuple[str, str]]:
+        """Waits of a phase that no step of the plan ever completes, each with what the waiting role does next."""
+        found = []
+        for index, key in self._waits:
+            if key[2] >= 0 and not self._signals[key]:
+                node = self.nodes[index]
+                following = (n.what for n in self.nodes[index + 1 :] if n.who == node.who and n.what[:5] != "waits")
+                found.append((f"{node.who} {node.what}", next(following, "ends")))
+        return found
+
+    def _around(self, start: int) -> list[list[int]]:
+        """The shortest path from a node back to itself (breadth first), if there is one."""
+        came_from, queue = {start: start}, [start]
+        for index in queue:
+            for follower in self.edges[index]:
+                if follower == start:
+                    path = [index]
+                    while path[-1] != start:
+                        path.append(came_from[path[-1]])
+                    return [path[::-1]]
+                if follower not in came_from:
+                    came_from[follower] = index
+                    queue.append(follower)
+        return []
 
     # Building.
 
@@ -154,6 +178,8 @@ class Order:
         op = self.plan.mma(step.mma)
         issued = self._add("mma", f"issues {op.name} of tile {tile}")
         accesses = [a for name in reads(op) for a in self._touch(name, None, tile, False, None)]
+        if not op.into_zero and tile > 0:
+            accesses += self._touch(op.d, None, tile - 1, False, None)  # the sum so far
         accesses += self._touch(op.d, None, tile, True, None)
         self.edges[issued].add(self._add("tensor pipe", f"{op.name} of tile {tile}", accesses))
 
