@@ -140,7 +140,10 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class MmaOp:
-    """One GEMM of the tile loop: d (+)= a b, of shape (m, n, k); `into_zero` if it starts a new sum every tile."""
+    """One GEMM of the tile loop: d (+)= a b, of shape (m, n, k); `into_zero` if it starts a new sum every tile.
+
+    `mn_major` names the SMEM operands whose rows run along k, so that m or n is contiguous; in all others k is.
+    """
 
     name: str
     math: str
@@ -150,7 +153,8 @@ class MmaOp:
     m: int
     n: int
     k: int
-    into_zero: bool
+    into_zero: bool = False
+    mn_major: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -278,15 +282,20 @@ class Plan:
             columns *= 2
         return columns
 
-    def columns_of(self, region: str, stage: int, warpgroup: int) -> range:
-        """TMEM columns that compute warpgroup `warpgroup` touches in `stage` of a tile: 32 elements per thread.
+    def queries_of(self, stage: int, warpgroup: int) -> range:
+        """Query rows of a tile that a thread of compute warpgroup `warpgroup` handles in `stage`.
 
-        The warpgroups interleave: stage s, warpgroup w own elements [64 s + 32 w, +32) of the tile's query rows.
+        A thread has one key row and 32 query rows per stage. The warpgroups interleave: [64 s + 32 w, +32).
         """
+        start = 64 * stage + 32 * warpgroup
+        return range(start, start + 32)
+
+    def columns_of(self, region: str, stage: int, warpgroup: int) -> range:
+        """TMEM columns that compute warpgroup `warpgroup` touches in `stage` of a tile: 32 elements per thread."""
         tmem = self.tmem_region(region)
         per_column = 4 // tmem.dtype.bytes
-        start = tmem.column + (64 * stage + 32 * warpgroup) // per_column
-        return range(start, start + 32 // per_column)
+        elements = self.queries_of(stage, warpgroup)
+        return range(tmem.column + elements.start // per_column, tmem.column + elements.stop // per_column)
 
     @cached_property
     def guards(self) -> dict[str, int]:

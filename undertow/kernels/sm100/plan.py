@@ -46,9 +46,9 @@ ROLES = (
 MMAS = (
     MmaOp("QK", "S^T = K Q^T", a="sK", b="sQ", d="S", m=TILE_N, n=TILE_M, k=HEAD_DIM, into_zero=True),
     MmaOp("dP", "dP^T = V dO^T", a="sV", b="sdO", d="dP", m=TILE_N, n=TILE_M, k=HEAD_DIM, into_zero=True),
-    MmaOp("PdO", "dV += P^T dO", a="P", b="sdO", d="dV", m=TILE_N, n=HEAD_DIM, k=TILE_M, into_zero=False),
-    MmaOp("dK", "dK += dS^T Q", a="dS", b="sQ", d="dK", m=TILE_N, n=HEAD_DIM, k=TILE_M, into_zero=False),
-    MmaOp("dQ", "dQ = dS K", a="sdS", b="sK", d="dQ", m=TILE_M, n=HEAD_DIM, k=TILE_N, into_zero=True),
+    MmaOp("PdO", "dV += P^T dO", a="P", b="sdO", d="dV", m=TILE_N, n=HEAD_DIM, k=TILE_M, mn_major=("sdO",)),
+    MmaOp("dK", "dK += dS^T Q", a="dS", b="sQ", d="dK", m=TILE_N, n=HEAD_DIM, k=TILE_M, mn_major=("sQ",)),
+    MmaOp("dQ", "dQ = dS K", "sdS", "sK", "dQ", m=TILE_M, n=HEAD_DIM, k=TILE_N, into_zero=True, mn_major=("sdS", "sK")),
 )
 
 ALIASED_ORDER = (Issue("QK", 1), Issue("dK"), Issue("dQ"), Issue("dP", 1), Issue("PdO", 1))
@@ -172,7 +172,7 @@ def load_program() -> tuple[Step, ...]:
 
 def compute_program(own_slots: bool) -> tuple[Step, ...]:
     """One tile of a compute warp. A guard stands before each store that `Plan.guards` names, nowhere else."""
-    softmax: tuple[Step, ...] = (Load("sLSE"),)
+    softmax: tuple[Step, ...] = (Load("sLSE", (0, 1)),)
     if own_slots:
         softmax = (Signal("mma_compute_s", "empty"), *softmax, Wait("compute_mma_p", "empty", -1))
     written = Signal("compute_mma_p", "full") if own_slots else Signal("mma_compute_s", "empty")
@@ -186,12 +186,13 @@ def compute_program(own_slots: bool) -> tuple[Step, ...]:
         Signal("load_compute_lse", "empty"),
         Wait("load_compute_d", "full"),
         Wait("mma_compute_dp", "full"),
-        Load("sD"),
-        Load("dP", (0,)),
         Wait("compute_mma_ds", "empty", -1),
+        Load("dP", (0,)),
+        Load("sD", (0,)),
         Store("dS", (0,)),
         Store("sdS", (0,)),
         Load("dP", (1,)),
+        Load("sD", (1,)),
         Store("dS", (1,)),
         Store("sdS", (1,)),
         Signal("load_compute_d", "empty"),
