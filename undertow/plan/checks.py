@@ -20,7 +20,7 @@ from undertow.plan.schema import (
     Plan,
     PlanError,
 )
-from undertow.plan.steps import Copy, Load, Signal, Store, Wait
+from undertow.plan.steps import Copy, Signal, Wait
 
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
@@ -53,8 +53,8 @@ def check_tmem(plan: Plan) -> None:
             packed = op.k * region.dtype.bytes // 4
             if region.name == op.a and region.columns != packed:
                 raise PlanError(
-                    f"{plan.name}: {op.name} reads {packed} columns of {op.a} ({op.k} elements of {region.dtype.label}),"
-                    f" which has {region.columns}"
+                    f"{plan.name}: {op.name} reads {packed} columns of {op.a}"
+                    f" ({op.k} elements of {region.dtype.label}), which has {region.columns}"
                 )
 
 
@@ -124,7 +124,8 @@ def _check_end(plan: Plan, role: str, step: Wait | Signal | Copy) -> None:
     owner = pipeline.producer if side == "full" else pipeline.consumer
     if not isinstance(step, Wait) and role != owner:
         raise PlanError(
-            f"{plan.name}: {role} signals {pipeline.name}.{side}, but its {plan.arrivals(pipeline, side)} arrivals are {owner}'s"
+            f"{plan.name}: {role} signals {pipeline.name}.{side},"
+            f" but its {plan.arrivals(pipeline, side)} arrivals are {owner}'s"
         )
 
 
@@ -147,7 +148,6 @@ def check_order(plan: Plan) -> None:
             raise PlanError(f"{plan.name}: {wait}, which nobody completes, before it {following}")
         for message in hazards(order):
             raise PlanError(f"{plan.name}: {message}")
-    _check_own_columns(plan)
 
 
 def hazards(order: Order) -> Iterator[str]:
@@ -198,19 +198,3 @@ def _rewritten(order: Order, reader: tuple[int, Access], writer: tuple[int, Acce
             if same and access.tile <= read.tile and order.before(written_at, index) and order.before(index, read_at):
                 wanted -= set(access.cells)
     return not wanted
-
-
-def _check_own_columns(plan: Plan) -> None:
-    """A warp must not store over columns that it still has to load itself in the same tile."""
-    tmem = {region.name for region in plan.tmem}
-    steps = [s for s in plan.program("compute") if isinstance(s, Load | Store) and s.region in tmem]
-    for index, store in enumerate(steps):
-        if not isinstance(store, Store):
-            continue
-        for load in (s for s in steps[index + 1 :] if isinstance(s, Load)):
-            shared = plan.stored_over(store, load)
-            if shared:
-                raise PlanError(
-                    f"{plan.name}: {store.region} is stored over TMEM columns [{shared.start}, {shared.stop}) before"
-                    f" {load.region} is loaded from them"
-                )
