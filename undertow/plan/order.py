@@ -13,6 +13,7 @@ kernel relies on the hardware, and an assumption here.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from undertow.plan.schedule import mma_program, reads
@@ -38,13 +39,15 @@ class Node:
     who: str
     what: str
     accesses: list[Access] = field(default_factory=list)
+    step: Step | None = None  # None for the two halves of a barrier
+    tile: int = 0
 
 
 class Order:
     """The happens-before graph of `tiles` tiles under a plan.
 
-    `nodes` in a topological order by construction of the programs; `before(a, b)` answers whether node a is ordered
-    before node b. Building takes milliseconds; a cycle (a schedule that deadlocks) leaves `cyclic` true.
+    Each actor's nodes stand in its program order; `before(a, b)` answers whether node a happens before node b.
+    Building takes milliseconds; a cycle (a schedule that deadlocks) leaves `cyclic` true.
     """
 
     def __init__(self, plan: Plan, tiles: int):
@@ -54,7 +57,8 @@ class Order:
         self._last: dict[str, int] = {}
         self._signals: dict[tuple[str, str, int], list[int]] = defaultdict(list)
         self._waits: list[tuple[int, tuple[str, str, int]]] = []
-        self._joins: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+        self.joins: dict[tuple[int, int, str], list[int]] = defaultdict(list)  # barrier -> arrive, leave, arrive, ...
+        self.hand_overs: list[tuple[int, int, str]] = []  # node that signals, node that waits, `<pipeline>.<side>`
         self._build()
         self._reached = self._reach()
 
@@ -132,11 +136,13 @@ class Order:
         """A compute-wide barrier: everything before it in any warp precedes everything after it in all."""
         arrive = self._add(who, f"arrives at barrier compute ({key[2]})")
         leave = self._add(who, "leaves barrier compute")
-        self._joins[key] += [arrive, leave]
+        self.joins[key] += [arrive, leave]
 
-    def _add(self, who: str, what: str, accesses: list[Access] | None = None) -> int:
+    def _add(
+        self, who: str, what: str, accesses: Iterable[Access] = (), step: Step | None = None, tile: int = 0
+    ) -> int:
         index = len(self.nodes)
-        self.nodes.append(Node(who, what, accesses or []))
+        self.nodes.append(Node(who, what, list(accesses), step, tile))
         if who in self._last:
             self.edges[self._last[who]].add(index)
         self._last[who] = index
@@ -144,7 +150,8 @@ class Order:
 
     def _step(self, who: str, step: Step, tile: int, warpgroup: int | None = None) -> None:
         if isinstance(step, Wait):
-            index = self._add(who, f"waits {step.pipeline}.{step.side} of tile {tile + step.tile}")
+            what = f"waits {step.pipeline}.{step.side} of tile {tile + step.tile}"
+            index = self._add(who, what, step=step, tile=tile + step.tile)
             self._waits.append((index, (step.pipeline, step.side, tile + step.tile)))
         elif isinstance(step, Signal):
             self._signal(who, step, tile + step.tile)
@@ -156,11 +163,11 @@ class Order:
             writes = isinstance(step, Store)
             verb = "stores" if writes else "loads"
             accesses = [a for stage in step.stages for a in self._touch(step.region, stage, tile, writes, warpgroup)]
-            self._add(who, f"{verb} {step.region} of tile {tile}", accesses)
+            self._add(who, f"{verb} {step.region} of tile {tile}", accesses, step, tile)
 
     def _signal(self, who: str, step: Signal, tile: int) -> None:
         """Commits signal when the tensor pipe has done what was issued before; warps signal in program order."""
-        index = self._add(who, f"signals {step.pipeline}.{step.side} of tile {tile}")
+        index = self._add(who, f"signals {step.pipeline}.{step.side} of tile {tile}", step=step, tile=tile)
         if who == "mma":
             done = self._last.get("tensor pipe", index)
             self._signals[(step.pipeline, step.side, tile)].append(done)
@@ -171,17 +178,17 @@ class Order:
         pipeline = self.plan.pipeline(step.pipeline)
         regions = (step.region, *(pipeline.first_also if tile == 0 else ()))
         accesses = [a for name in regions for a in self._touch(name, 0, tile, True, None)]
-        index = self._add(who, f"copies {', '.join(regions)} of tile {tile}", accesses)
+        index = self._add(who, f"copies {', '.join(regions)} of tile {tile}", accesses, step, tile)
         self._signals[(step.pipeline, "full", tile)].append(index)
 
     def _issue(self, step: Issue, tile: int) -> None:
         op = self.plan.mma(step.mma)
-        issued = self._add("mma", f"issues {op.name} of tile {tile}")
+        issued = self._add("mma", f"issues {op.name} of tile {tile}", step=step, tile=tile)
         accesses = [a for name in reads(op) for a in self._touch(name, None, tile, False, None)]
         if not op.into_zero and tile > 0:
             accesses += self._touch(op.d, None, tile - 1, False, None)  # the sum so far
         accesses += self._touch(op.d, None, tile, True, None)
-        self.edges[issued].add(self._add("tensor pipe", f"{op.name} of tile {tile}", accesses))
+        self.edges[issued].add(self._add("tensor pipe", f"{op.name} of tile {tile}", accesses, step, tile))
 
     def _touch(self, region: str, stage: int | None, tile: int, writes: bool, warpgroup: int | None) -> list[Access]:
         """Cells of a region's tile; a compute warp touches its own columns of a TMEM stage, others the whole tile."""
@@ -218,7 +225,8 @@ class Order:
         for index, key in self._waits:
             for source in self._signals[key]:
                 self.edges[source].add(index)
-        for pairs in self._joins.values():
+                self.hand_overs.append((source, index, f"{key[0]}.{key[1]}"))
+        for pairs in self.joins.values():
             arrivals, departures = pairs[::2], pairs[1::2]
             for source in arrivals:
                 self.edges[source].update(departures)
