@@ -65,8 +65,10 @@ class Batch:
 def random_batch(shape: Shape, seed: int = 0) -> Batch:
     """Normal random q, k, v, dout rounded to bf16; out and lse from the reference.
 
-    Raises: InputError for an extent below 1.
+    Raises: InputError for an extent below 1 or a seed outside [0, 2**63).
     """
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed={seed}: must be in [0, 2**63)")
     for name, extent in zip(Shape._fields, shape):
         if extent < 1:
             raise InputError(f"{name}={extent}: must be at least 1")
