@@ -1,4 +1,4 @@
-"""Fixtures and settings that every room shares."""
+"""Settings that every room shares."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 
 from hypothesis import settings
 
-# Examples come from the test's own source, so a red run is red again; emulated cases have no useful deadline.
+# Emulated cases have no useful deadline. "proof" draws the same examples every time, so a red run is red again.
 settings.register_profile("proof", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "proof"))
