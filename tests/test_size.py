@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).resolve().parents[1] / "tools" / "size.py"
-spec = importlib.util.spec_from_file_location("undertow_tools_size", TOOL)
-assert spec is not None and spec.loader is not None
-size = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(size)
+from tools import size
 
 ROLE, ROOM = Path("undertow/kernels/sm100/roles/mma.py"), Path("undertow/verify.py")
 
