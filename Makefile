@@ -7,8 +7,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
+# one worker a core: torch need not start threads of its own beside them
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/pytest -q -n $(WORKERS)
 
 .PHONY: demo test style types size fast slow clean
+.NOTPARALLEL:
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/undertow verify
@@ -25,10 +28,10 @@ size: $(VENV)/.installed-dev
 	$(VENV)/bin/python tools/size.py
 
 fast: $(VENV)/.installed-dev
-	$(VENV)/bin/pytest -q -n $(WORKERS) -m "not slow and not gpu"
+	$(PYTEST) -m "not slow and not gpu"
 
 slow: $(VENV)/.installed-dev
-	$(VENV)/bin/pytest -q -n $(WORKERS) -m "slow and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version.split()[0] + "; set PYTHON=/path/to/python")'

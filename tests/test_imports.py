@@ -27,6 +27,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "verify": ({"emulator", "inputs", "reference", "tolerance"}, {"torch"}),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
+    "__main__": ({"cli"}, set()),
     "": (set(), set()),  # undertow/__init__.py
 }
 FREE = {"commands"}  # a command may import any room; no room may import a command but cli, by name
