@@ -1,4 +1,4 @@
-"""Derive the MMA warp's program (waits, issues, commits) from its issue order and the plan's regions and pipelines.
+"""Derive what follows from a plan's order and regions: the MMA warp's program, and the guards and joins of the others.
 
 One trip of the loop handles tile t and starts tile t + 1. The same trip, run for t = -1 with only the `tile=1` issues,
 is the prologue; run for the last t with only the `tile=0` issues, it is the tail. So an order is one line of data, and
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from undertow.plan.schema import MmaOp, Pipeline, Plan
-from undertow.plan.steps import Issue, Signal, Step, Wait
+from undertow.plan.schema import MmaOp, Pipeline, Plan, SignalScope
+from undertow.plan.steps import Guard, Issue, Join, Load, Signal, Step, Store, SynchronisedStep, Wait
 
 
 @dataclass(frozen=True)
@@ -159,3 +159,39 @@ def _tail(plan: Plan, trip: list[Step]) -> list[Step]:
 
 def _once(plan: Plan, op: MmaOp) -> list[Pipeline]:
     return [p for p in _produced(plan, op.d) if p.once]
+
+
+def synchronised_program(plan: Plan, role: str) -> tuple[SynchronisedStep, ...]:
+    """A role's program of one tile, with the alias guards and the joins before its signals.
+
+    A guard stands right behind the last TMEM load before its store: the earliest legal place, so that warps wait for
+    each other's loads and not for each other's arithmetic. Signals that follow one another share one join.
+    """
+    program: list[SynchronisedStep] = list(plan.program(role))
+    tmem = {region.name for region in plan.tmem}
+    for store in [step for step in program if isinstance(step, Store) and step.region in plan.guards]:
+        before = range(program.index(store))
+        load = max(i for i in before if isinstance(step := program[i], Load) and step.region in tmem)
+        program.insert(load + 1, Guard(store.region))
+    out: list[SynchronisedStep] = []
+    stored: set[str] = set()
+    for index, step in enumerate(program):
+        if isinstance(step, Store):
+            stored.add(step.region)
+        elif isinstance(step, Signal) and not isinstance(program[index - 1], Signal):
+            out.append(_join(plan, program[index:], stored))
+            stored = set()
+        out.append(step)
+    return tuple(out)
+
+
+def _join(plan: Plan, following: list[SynchronisedStep], stored: set[str]) -> Join:
+    signals = []
+    for step in following:
+        if not isinstance(step, Signal):
+            break
+        signals.append(step)
+    wide = plan.signal_scope is SignalScope.BARRIER and any(signal in plan.signals for signal in signals)
+    tmem = {region.name for region in plan.tmem}
+    read_by_mma = {name for op in plan.mmas for name in reads(op)} - tmem
+    return Join("compute" if wide else None, tmem=bool(stored & tmem), smem=bool(stored & read_by_mma))

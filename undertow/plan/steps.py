@@ -62,4 +62,25 @@ class Issue:
         return f"{self.mma}_{{t+{self.tile}}}" if self.tile else f"{self.mma}_t"
 
 
+@dataclass(frozen=True)
+class Guard:
+    """Compute-wide barrier: every warp has loaded the columns that the next store of `region` covers."""
+
+    region: str
+
+
+@dataclass(frozen=True)
+class Join:
+    """Complete a role's stores and bring its lanes together before a signal.
+
+    `barrier`: the named barrier of all its warps, or None where each warp joins on its own. `tmem`, `smem`: whether
+    stores since the last join went there, so that they have to complete, or to become visible to the async proxy.
+    """
+
+    barrier: str | None
+    tmem: bool = False
+    smem: bool = False
+
+
 Step = Wait | Signal | Load | Store | Copy | Issue
+SynchronisedStep = Step | Guard | Join

@@ -1,0 +1,101 @@
+"""What each role may touch: its context holds nothing else. Static fields are Constexpr and cost no register."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32
+
+from undertow.kernels.sm100.bind import Channels, SharedMemory
+
+
+@dataclass(frozen=True)
+class TensorMaps:
+    """TMA loads of one tile, from the (64, seqlen, heads, batch) view of a tensor into swizzled rows."""
+
+    q: cute.CopyAtom
+    k: cute.CopyAtom
+    v: cute.CopyAtom
+    do: cute.CopyAtom
+
+
+@dataclass(frozen=True)
+class CtaTile:
+    """Which key/value tile, head and batch the CTA owns, and over how many query tiles it loops."""
+
+    kv_tile: Int32
+    head: Int32
+    batch: Int32
+    query_tiles: Int32
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """Tensors in, shared memory out. gLSE_log2, gD: the (padded seqlen_q) fp32 rows of this head and batch."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    cta: CtaTile
+    maps: TensorMaps
+    gLSE_log2: cute.Tensor
+    gD: cute.Tensor
+
+
+@dataclass(frozen=True)
+class MmaContext:
+    """Operands in shared and tensor memory, accumulators in tensor memory. tmem: address of the allocation."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    tmem: Int32
+    query_tiles: Int32
+
+
+@dataclass(frozen=True)
+class ComputeContext:
+    """tmem: the allocation at the warp's lanes. warpgroup: 0 or 1. row: key row in the tile. has_row: it exists."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    tmem: Int32
+    warpgroup: Int32
+    row: Int32
+    has_row: Boolean
+    query_tiles: Int32
+    softmax_scale_log2: Float32
+
+
+@dataclass(frozen=True)
+class EpilogueContext:
+    """gdK, gdV: the 64 elements of the thread's key row; written only if `has_row`. tmem: at the warp's lanes."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    tmem: Int32
+    warpgroup: Int32
+    has_row: Boolean
+    gdK: cute.Tensor
+    gdV: cute.Tensor
+    softmax_scale: Float32
+
+
+@dataclass(frozen=True)
+class ReduceContext:
+    """gdQ_accumulator: (tiles, 8192) fp32, this head and batch. row: query row in the tile. tmem: at the warp's lanes.
+
+    is_leader: the warp issues the bulk operations.
+    """
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    tmem: Int32
+    row: Int32
+    is_leader: Boolean
+    gdQ_accumulator: cute.Tensor
+    query_tiles: Int32

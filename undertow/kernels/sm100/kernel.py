@@ -1,0 +1,187 @@
+"""The main kernel: one CTA per (tile of 128 key rows, head, batch), 16 warps in roles, a loop over query tiles.
+
+This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from undertow.kernels.sm100.arguments import dq_accumulator_argument, row_scalars_argument, rows_argument
+from undertow.kernels.sm100.bind import (
+    SharedMemory,
+    allocate_shared_memory,
+    barrier,
+    channels,
+    initialise_barriers,
+    is_role,
+    rows_layout,
+    set_registers,
+)
+from undertow.kernels.sm100.context import (
+    ComputeContext,
+    CtaTile,
+    EpilogueContext,
+    LoadContext,
+    MmaContext,
+    ReduceContext,
+    TensorMaps,
+)
+from undertow.kernels.sm100.roles.compute import compute
+from undertow.kernels.sm100.roles.epilogue import epilogue
+from undertow.kernels.sm100.roles.load import load
+from undertow.kernels.sm100.roles.mma import mma
+from undertow.kernels.sm100.roles.reduce import reduce
+from undertow.plan.schema import WARP_THREADS, WARPGROUP_WARPS, Plan
+
+TMEM_LANE = 1 << 16  # one lane in a TMEM address
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """mQ, mdO: (batch, seqlen_q, heads, 64). mK, mV: (batch, seqlen_k, heads, 64)."""
+
+    mQ: cute.Tensor
+    mK: cute.Tensor
+    mV: cute.Tensor
+    mdO: cute.Tensor
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """mLSE_log2, mD: (batch, heads, padded seqlen_q) fp32. mdQ_accumulator: (batch, heads, tiles, 8192) fp32."""
+
+    mLSE_log2: cute.Tensor
+    mD: cute.Tensor
+    mdQ_accumulator: cute.Tensor
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """mdK, mdV: (batch, seqlen_k, heads, 64)."""
+
+    mdK: cute.Tensor
+    mdV: cute.Tensor
+
+
+def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
+    """Return the host function and its arguments, for `compile_kernel`."""
+    entry = "undertow_backward_" + plan.name.replace("-", "_")
+    backward_kernel.set_name_prefix(entry, remove_cutlass_symbol=True, keep_mangled_name=False)
+    rows = [rows_argument(plan.dtype) for _ in range(6)]
+    arguments = (
+        Inputs(*rows[:4]),
+        Workspaces(row_scalars_argument(padded=True), row_scalars_argument(padded=True), dq_accumulator_argument()),
+        Outputs(*rows[4:]),
+        Float32(1.0),
+        Float32(1.0),
+    )
+    return backward, (plan, *arguments)
+
+
+@cute.jit
+def backward(
+    plan: Constexpr,
+    inputs: Inputs,
+    work: Workspaces,
+    outputs: Outputs,
+    softmax_scale_log2: Float32,
+    softmax_scale: Float32,
+):
+    """Launch one CTA per key tile, head and batch. softmax_scale_log2 is softmax_scale * log2(e)."""
+    maps = TensorMaps(
+        tensor_map(plan, "sQ", inputs.mQ),
+        tensor_map(plan, "sK", inputs.mK),
+        tensor_map(plan, "sV", inputs.mV),
+        tensor_map(plan, "sdO", inputs.mdO),
+    )
+    batch, seqlen_k, heads, _ = inputs.mK.shape
+    backward_kernel(plan, maps, work, outputs, softmax_scale_log2, softmax_scale).launch(
+        grid=(cute.ceil_div(seqlen_k, plan.tile_n), heads, batch),
+        block=(plan.num_threads, 1, 1),
+        smem=plan.smem_bytes,
+        min_blocks_per_mp=1,
+    )
+
+
+def tensor_map(plan: Plan, region: str, tensor: cute.Tensor) -> cute.CopyAtom:
+    """The TMA load of one tile of `region` from the (64, seqlen, heads, batch) view of a tensor."""
+    view = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [3, 1, 2, 0]))
+    smem = plan.smem_region(region)
+    box = (smem.columns, smem.rows)
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), view, rows_layout(plan, region), box).atom
+
+
+@cute.kernel
+def backward_kernel(
+    plan: Constexpr,
+    maps: TensorMaps,
+    work: Workspaces,
+    outputs: Outputs,
+    softmax_scale_log2: Float32,
+    softmax_scale: Float32,
+):
+    """Set up barriers and TMEM, run the roles, free TMEM."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = allocate_shared_memory(plan)
+    tmem = set_up(smem, maps, warp)
+    kv_tile, head, batch = cute.arch.block_idx()
+    cta = CtaTile(kv_tile, head, batch, work.mdQ_accumulator.shape[2])
+
+    row = warp % WARPGROUP_WARPS * WARP_THREADS + cute.arch.lane_idx()
+    lanes = tmem + warp % WARPGROUP_WARPS * (WARP_THREADS * TMEM_LANE)
+    if is_role(plan, "reduce", warp):
+        set_registers(plan, "reduce")
+        leads = warp == plan.role("reduce").warps.start
+        gdQ = work.mdQ_accumulator[batch, head, None, None]
+        reduce(ReduceContext(plan, channels(smem, "reduce"), smem, lanes, row, leads, gdQ, cta.query_tiles))
+        barrier(plan, "teardown")
+    elif is_role(plan, "compute", warp):
+        set_registers(plan, "compute")
+        first = plan.role("compute").warps.start
+        warpgroup = (warp - first) // WARPGROUP_WARPS
+        key_row = kv_tile * plan.tile_n + row
+        has_row = key_row < outputs.mdK.shape[1]
+        pipelines = channels(smem, "compute")
+        compute(
+            ComputeContext(plan, pipelines, smem, lanes, warpgroup, row, has_row, cta.query_tiles, softmax_scale_log2)
+        )
+        gdK, gdV = outputs.mdK[batch, key_row, head, None], outputs.mdV[batch, key_row, head, None]
+        epilogue(EpilogueContext(plan, pipelines, lanes, warpgroup, has_row, gdK, gdV, softmax_scale))
+        barrier(plan, "teardown")
+    else:
+        set_registers(plan, "mma")
+        if is_role(plan, "mma", warp):
+            mma(MmaContext(plan, channels(smem, "mma"), smem, tmem, cta.query_tiles))
+            barrier(plan, "teardown")
+            free_tmem(plan, tmem)
+        elif is_role(plan, "load", warp):
+            gLSE_log2, gD = work.mLSE_log2[batch, head, None], work.mD[batch, head, None]
+            load(LoadContext(plan, channels(smem, "load"), smem, cta, maps, gLSE_log2, gD))
+
+
+@cute.jit
+def set_up(smem: SharedMemory, maps: TensorMaps, warp: Int32) -> Int32:
+    """Initialise the barriers, allocate TMEM, meet all warps; returns the TMEM address of the allocation."""
+    if is_role(smem.plan, "load", warp):
+        for tensor in (maps.q, maps.k, maps.v, maps.do):
+            cpasync.prefetch_descriptor(tensor)
+        initialise_barriers(smem)
+        cute.arch.mbarrier_init_fence()
+    elif is_role(smem.plan, "mma", warp):
+        cute.arch.alloc_tmem(smem.plan.tmem_columns, smem.tmem_pointer())
+        cute.arch.relinquish_tmem_alloc_permit()
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_threads()
+    return cute.make_tensor(smem.tmem_pointer(), cute.make_layout(1))[0]
+
+
+def free_tmem(plan: Plan, tmem: Int32) -> None:
+    """Hand the allocation back, by the warp that took it."""
+    pointer = cute.make_ptr(Int32, tmem, cute.AddressSpace.tmem, assumed_align=16)
+    cute.arch.dealloc_tmem(pointer, plan.tmem_columns)

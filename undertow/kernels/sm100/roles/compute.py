@@ -1,0 +1,146 @@
+"""The compute warps: S to P, dP to dS, tile by tile.
+
+Each thread has one key row, that is one TMEM lane, and 2 x 32 query columns; warps w and w + 4 share lanes. The steps,
+alias guards and joins come from the plan and are interpreted while the kernel is traced. This role owns the proxy fence
+between its stores to sdS and the dQ GEMM that reads them.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from undertow.kernels.sm100.bind import barrier, multiple
+from undertow.kernels.sm100.context import ComputeContext
+from undertow.kernels.sm100.descriptors import PANEL_BYTES, SWIZZLE_ROWS, panel_bytes
+from undertow.kernels.sm100.instructions import floats, shared_load, store_vector, tmem_load, tmem_store
+from undertow.kernels.sm100.softmax import packed_pairs, probabilities, score_gradients
+from undertow.plan.schedule import synchronised_program
+from undertow.plan.steps import Guard, Join, Load, Signal, Store, SynchronisedStep, Wait
+
+VECTOR_BYTES = 16
+
+
+@cute.jit
+def compute(c: ComputeContext):
+    """Process all query tiles in order."""
+    _clear_absent_row(c)
+    program = synchronised_program(c.plan, "compute")
+    for tile in cutlass.range(c.query_tiles, unroll=1):
+        registers = {}
+        for step in program:
+            _run(c, step, tile, registers)
+
+
+def _run(c: ComputeContext, step: SynchronisedStep, tile: Int32, registers: dict[tuple[str, int], list]) -> None:
+    """Execute one step. `registers` holds what the thread has of (region, stage)."""
+    if isinstance(step, Wait):
+        c.channels[step.pipeline].wait(step.side, tile + step.tile)
+    elif isinstance(step, Guard):
+        barrier(c.plan, "compute")
+    elif isinstance(step, Join):
+        _join(c, step)
+    elif isinstance(step, Signal):
+        c.channels[step.pipeline].arrive(step.side, tile + step.tile)
+    elif isinstance(step, Load):
+        _LOADS[step.region](c, step, tile, registers)
+    elif isinstance(step, Store):
+        for stage in step.stages:
+            _STORES[step.region](c, stage, registers[step.region, stage])
+
+
+def _load_tmem(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
+    for stage in step.stages:
+        registers[step.region, stage] = floats(tmem_load(_tmem(c, step.region, stage), 32))
+    cute.arch.fence_view_async_tmem_load()
+
+
+def _load_lse(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
+    """Read LSE and turn the scores into probabilities: fp32 for dS, packed for the PdO GEMM."""
+    for stage in step.stages:
+        lse_log2 = _statistics(c, "load_compute_lse", step.region, stage, tile)
+        p = probabilities(registers.pop(("S", stage)), lse_log2, c.softmax_scale_log2)
+        registers["p", stage] = p
+        registers["P", stage] = packed_pairs(p, c.plan.dtype)
+
+
+def _load_d(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
+    """Read D and form dS, once for the dK GEMM in TMEM and once for the dQ GEMM in SMEM."""
+    for stage in step.stages:
+        d = _statistics(c, "load_compute_d", step.region, stage, tile)
+        ds = score_gradients(registers.pop(("p", stage)), registers.pop(("dP", stage)), d)
+        registers["dS", stage] = registers["sdS", stage] = packed_pairs(ds, c.plan.dtype)
+
+
+def _store_tmem(region: str):
+    def store(c: ComputeContext, stage: int, words: list[Int32]) -> None:
+        tmem_store(_tmem(c, region, stage), words)
+
+    return store
+
+
+def _store_sds(c: ComputeContext, stage: int, words: list[Int32]) -> None:
+    """Four swizzled 16-byte stores of the thread's part of its key row, if the row exists."""
+    for index, address in enumerate(_sds_addresses(c, stage)):
+        store_vector("shared", address, words[4 * index : 4 * index + 4], predicate=c.has_row)
+
+
+_LOADS = {"S": _load_tmem, "dP": _load_tmem, "sLSE": _load_lse, "sD": _load_d}
+_STORES = {"P": _store_tmem("P"), "dS": _store_tmem("dS"), "sdS": _store_sds}
+
+
+def _join(c: ComputeContext, join: Join) -> None:
+    """Complete the stores since the last join, then bring the lanes, or all compute warps, together."""
+    if join.tmem:
+        cute.arch.fence_view_async_tmem_store()
+    if join.smem:
+        cute.arch.fence_view_async_shared()
+    if join.barrier:
+        barrier(c.plan, join.barrier)
+    else:
+        cute.arch.sync_warp()
+
+
+def _clear_absent_row(c: ComputeContext) -> None:
+    """Give a key row beyond the sequence's end a dS of zero in sdS, where no tile stores to it.
+
+    K and V are zero in such a row, so S and dP are too; but P = 2^-LSE_log2 may overflow, and the dQ GEMM would then
+    multiply infinity by K = 0. Its dK and dV rows are never written, so TMEM needs no such care.
+    """
+    zero = Int32(0)
+    for stage in range(2):
+        for address in _sds_addresses(c, stage):
+            store_vector("shared", address, [zero] * 4, predicate=~c.has_row)
+
+
+def _sds_addresses(c: ComputeContext, stage: int) -> list[Int32]:
+    """Where the thread's 32 query columns of `stage` lie in sdS: 4 vectors, under the 128-byte swizzle.
+
+    Every panel holds 64 query columns of all key rows.
+    """
+    queries = [c.plan.queries_of(stage, warpgroup) for warpgroup in range(2)]
+    element = c.plan.smem_region("sdS").dtype.bytes
+    panel, first = divmod(queries[0].start * element, PANEL_BYTES)
+    step = (queries[1].start - queries[0].start) * element
+    row = c.smem.address("sdS") + c.row * PANEL_BYTES
+    vector = first // VECTOR_BYTES + c.warpgroup * (step // VECTOR_BYTES)
+    count = len(queries[0]) * element // VECTOR_BYTES
+    return [
+        row + panel * panel_bytes(c.plan, "sdS") + ((vector + index) ^ (c.row % SWIZZLE_ROWS)) * VECTOR_BYTES
+        for index in range(count)
+    ]
+
+
+def _tmem(c: ComputeContext, region: str, stage: int) -> Int32:
+    """Address of the thread's columns of a region's stage."""
+    starts = [c.plan.columns_of(region, stage, warpgroup).start for warpgroup in range(2)]
+    return c.tmem + c.warpgroup * (starts[1] - starts[0]) + starts[0]
+
+
+def _statistics(c: ComputeContext, pipeline: str, region: str, stage: int, tile: Int32) -> list[Float32]:
+    """LSE or D of the thread's 32 query columns of `stage`."""
+    queries = [c.plan.queries_of(stage, warpgroup) for warpgroup in range(2)]
+    step = queries[1].start - queries[0].start
+    pointer = c.smem.pointer(region, c.channels[pipeline].slot(tile)) + queries[0].start
+    return shared_load(pointer + multiple(c.warpgroup, step), len(queries[0]))
