@@ -85,7 +85,7 @@ def test_descriptions_fit_the_compiled_parameters(schedule):
         assert [getattr(value, "size", 4) for value in described.params] == [p.size for p in entry.parameters]
         maps = [isinstance(value, TensorMap) for value in described.params]
         assert maps == [p.align == 64 for p in entry.parameters]
-        assert entry.directives[".reqntid"] == described.block
+        assert entry.directives["reqntid"] == described.block
 
 
 def test_strides_of_extents_of_one_are_legal_whatever_torch_says():

@@ -25,6 +25,7 @@ PASSES = TILE_M // ROWS_PER_PASS
 
 def build(dtype: DType) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of dQ."""
+    postprocess_kernel.set_name_prefix("undertow_postprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
     return postprocess, (dq_accumulator_argument(), rows_argument(dtype), cutlass.Float32(1.0))
 
 

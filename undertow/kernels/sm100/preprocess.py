@@ -28,6 +28,7 @@ NOTHING = -math.inf  # LSE of a row that attended nothing: the log of an empty s
 
 def build(dtype: DType) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of O and dO."""
+    preprocess_kernel.set_name_prefix("undertow_preprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
     return preprocess, (
         rows_argument(dtype),
         rows_argument(dtype),
