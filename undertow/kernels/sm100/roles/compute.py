@@ -61,7 +61,7 @@ def _load_lse(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> No
     for stage in step.stages:
         lse_log2 = _statistics(c, "load_compute_lse", step.region, stage, tile)
         p = probabilities(registers.pop(("S", stage)), lse_log2, c.softmax_scale_log2)
-        registers["p", stage] = p
+        registers["P_f32", stage] = p
         registers["P", stage] = packed_pairs(p, c.plan.dtype)
 
 
@@ -69,7 +69,7 @@ def _load_d(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None
     """Read D and form dS, once for the dK GEMM in TMEM and once for the dQ GEMM in SMEM."""
     for stage in step.stages:
         d = _statistics(c, "load_compute_d", step.region, stage, tile)
-        ds = score_gradients(registers.pop(("p", stage)), registers.pop(("dP", stage)), d)
+        ds = score_gradients(registers.pop(("P_f32", stage)), registers.pop(("dP", stage)), d)
         registers["dS", stage] = registers["sdS", stage] = packed_pairs(ds, c.plan.dtype)
 
 
