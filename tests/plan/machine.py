@@ -12,9 +12,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from undertow.plan.schedule import mma_program
-from undertow.plan.schema import TMEM_COLUMNS, Plan, SignalScope
-from undertow.plan.steps import Copy, Issue, Load, Signal, Step, Store, Wait
+from undertow.plan.schedule import mma_program, synchronised_program
+from undertow.plan.schema import TMEM_COLUMNS, Plan
+from undertow.plan.steps import Copy, Guard, Issue, Join, Load, Signal, Step, Store, Wait
 
 WARPGROUPS = (0, 1)  # the two compute warps that share a quarter of the lanes
 
@@ -89,12 +89,11 @@ class Machine:
 
     def _compute(self, warpgroup: int) -> Iterator[Action]:
         for tile in range(self.tiles):
-            for place, step in enumerate(self.plan.program("compute")):
-                guard = isinstance(step, Store) and step.region in self.plan.guards
-                join = self.plan.signal_scope is SignalScope.BARRIER and step in self.plan.signals
-                if guard or join:
+            for place, step in enumerate(synchronised_program(self.plan, "compute")):
+                if isinstance(step, Guard) or (isinstance(step, Join) and step.barrier):
                     yield from self._barrier(("barrier", tile, place))
-                yield self._action(step, tile, warpgroup)
+                elif not isinstance(step, Join):
+                    yield self._action(step, tile, warpgroup)
         for step in self.plan.program("epilogue"):
             yield self._action(step, self.tiles - 1, None)
 

@@ -63,11 +63,12 @@ class Drawing:
     def line(self, start: tuple[float, float], end: tuple[float, float], ink: str, *, dashes: str = "") -> None:
         self._stroke(f"M{_p(start)} L{_p(end)}", ink, f' stroke-dasharray="{dashes}"' if dashes else "")
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], ink: str) -> None:
+    def arrow(self, start: tuple[float, float], end: tuple[float, float], ink: str, *, dashed: bool = False) -> None:
         """A curve that leaves and arrives upright, with its head at `end`."""
         bend = (end[1] - start[1]) / 2
         path = f"M{_p(start)} C{_p((start[0], start[1] + bend))} {_p((end[0], end[1] - bend))} {_p(end)}"
-        self._stroke(path, ink, f' marker-end="url(#head-{ink[1:]})"')
+        dashes = ' stroke-dasharray="5 4"' if dashed else ""
+        self._stroke(path, ink, f'{dashes} marker-end="url(#head-{ink[1:]})"')
         self._heads.add(ink)
 
     def dot(self, x: float, y: float, ink: str) -> None:

@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from undertow.plan.schedule import mma_program, reads
-from undertow.plan.schema import Plan, SignalScope
-from undertow.plan.steps import Copy, Issue, Signal, Step, Store, Wait
+from undertow.plan.schedule import mma_program, reads, synchronised_program
+from undertow.plan.schema import Plan
+from undertow.plan.steps import Copy, Guard, Issue, Join, Signal, Step, Store, Wait
 
 
 @dataclass(frozen=True)
@@ -125,12 +125,14 @@ class Order:
 
     def _compute(self, warpgroup: int, tile: int) -> None:
         who = f"compute[{warpgroup}]"
-        for position, step in enumerate(self.plan.program("compute")):
-            guarded = isinstance(step, Store) and step.region in self.plan.guards
-            joined = self.plan.signal_scope is SignalScope.BARRIER and step in self.plan.signals
-            if guarded or joined:
-                self._join(who, (tile, position, "guard" if guarded else "join"))
-            self._step(who, step, tile, warpgroup)
+        for position, step in enumerate(synchronised_program(self.plan, "compute")):
+            if isinstance(step, Guard):
+                self._join(who, (tile, position, "guard"))
+            elif isinstance(step, Join):
+                if step.barrier:
+                    self._join(who, (tile, position, "join"))
+            else:
+                self._step(who, step, tile, warpgroup)
 
     def _join(self, who: str, key: tuple[int, int, str]) -> None:
         """A compute-wide barrier: everything before it in any warp precedes everything after it in all."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from undertow.plan.drawing import ALARM, GRID, INK, MUTED, Drawing, fill_of
+from undertow.plan.drawing import ALARM, GRID, MUTED, Drawing, fill_of
 from undertow.plan.schema import TMEM_COLUMNS, DType, Plan, TmemRegion
-from undertow.plan.steps import Load
+from undertow.plan.steps import Load, Store
 
-LEFT, SCALE, RIGHT = 150, 1.9, 24  # pixels: row names, one TMEM column, margin
-ROW, GAP = 46, 10
+LEFT, SCALE, RIGHT = 132, 1.75, 24  # pixels: row names, one TMEM column, margin
+ROW, GAP, SHARED = 54, 10, 8  # pixels: a row, the space below it, the hatched strip of shared columns
 TICK_COLUMNS = 64
+WARPGROUP_FILLS = ("#d7e7fb", "#fdebc8")
 
 
 def tmem_maps(plans: Sequence[Plan]) -> str:
@@ -18,12 +19,62 @@ def tmem_maps(plans: Sequence[Plan]) -> str:
     panels = same_map(plans)
     heights = [_panel_height(group) for group in panels]
     width = int(LEFT + TMEM_COLUMNS * SCALE + RIGHT)
-    drawing = Drawing(width, 20 + sum(heights), "Tensor-memory maps of " + ", ".join(p.name for p in plans))
+    drawing = Drawing(width, 20 + sum(heights) + 16, "Tensor-memory maps of " + ", ".join(p.name for p in plans))
     top = 20
     for group, height in zip(panels, heights, strict=True):
         _panel(drawing, group, top)
         top += height
+    threads = plans[0].role("compute").threads
+    note = f"hatched: columns that two tiles share; a guard is a barrier of all {threads} compute threads"
+    drawing.text(24, top + 4, note, ink=MUTED)
     return drawing.svg()
+
+
+def hazard(plan: Plan, stored: str, loaded: str) -> str:
+    """SVG of the columns that the compute warps of one lane quarter load from one region and store to another.
+
+    Red: columns that a warp stores although its sister in the other warpgroup, which has the same lanes, loads them.
+    """
+    region, over = plan.tmem_region(stored), plan.tmem_region(loaded)
+    first, last = min(region.column, over.column), max(region.end, over.end)
+    scale = (TMEM_COLUMNS * SCALE) / (last - first)
+    drawing = Drawing(
+        int(LEFT + TMEM_COLUMNS * SCALE + RIGHT), 250, f"Columns of {loaded} loaded and of {stored} stored"
+    )
+    stages = {name: _stages(plan, name) for name in (stored, loaded)}
+    groups = range(plan.role("compute").warpgroups)
+    for name, y in ((loaded, 44), (stored, 140)):
+        verb = "load" if name == loaded else "store"
+        drawing.text(LEFT - 14, y + ROW / 2 + 5, f"{verb} {name}", anchor="end")
+        for stage, group in ((s, g) for s in stages[name] for g in groups):
+            part = plan.columns_of(name, stage, group)
+            x, width = LEFT + (part.start - first) * scale, len(part) * scale
+            drawing.box(x, y, width, ROW, WARPGROUP_FILLS[group % 2])
+            drawing.text(x + width / 2, y + 24, f"warp {_sister(plan, group)}", anchor="middle")
+            drawing.text(x + width / 2, y + 43, f"[{part.start}, {part.stop})", size=13, anchor="middle", ink=MUTED)
+    for written in ((s, g) for s in stages[stored] for g in groups):
+        for read in ((s, g) for s in stages[loaded] for g in groups):
+            mine, theirs = plan.columns_of(stored, *written), plan.columns_of(loaded, *read)
+            shared = range(max(mine.start, theirs.start), min(mine.stop, theirs.stop))
+            if shared and written[1] != read[1]:
+                at = LEFT + (shared.start + len(shared) / 2 - first) * scale
+                drawing.arrow((at, 140), (at, 44 + ROW), ALARM)
+                drawing.hatch(LEFT + (shared.start - first) * scale, 44 + ROW - SHARED, len(shared) * scale, SHARED)
+    drawing.text(LEFT, 28, "lanes [32, 64) of TMEM, seen by the two compute warps that own them", ink=MUTED)
+    note = f"red: stores of {stored} over columns of {loaded} that the other warp may still have to load"
+    drawing.text(LEFT, 228, note, ink=ALARM)
+    return drawing.svg()
+
+
+def _stages(plan: Plan, region: str) -> list[int]:
+    """Stages in which compute warps touch a region."""
+    steps = [s for s in plan.program("compute") if isinstance(s, Load | Store) and s.region == region]
+    return sorted({stage for step in steps for stage in step.stages})
+
+
+def _sister(plan: Plan, group: int) -> int:
+    """The warp of a compute warpgroup that owns lanes [32, 64)."""
+    return next(w for w in plan.role("compute").warps[4 * group : 4 * group + 4] if w % 4 == 1)
 
 
 def same_map(plans: Sequence[Plan]) -> list[list[Plan]]:
@@ -84,23 +135,21 @@ def _panel(drawing: Drawing, group: list[Plan], top: float) -> None:
     _guards(drawing, plan, first + (len(rows) - 1) * (ROW + GAP) + ROW)
     below = first + len(rows) * (ROW + GAP) + 24
     for line, each in enumerate(group):
-        drawing.text(LEFT, below + 14 + 24 * line, summary(each), size=16)
+        drawing.text(24, below + 14 + 24 * line, summary(each), size=16)
 
 
 def summary(plan: Plan) -> str:
     """One line: where the plan's compute-wide barriers come from."""
-    guards = ", ".join(f"{region} x{count}" for region, count in plan.guards.items()) or "none"
-    signals = f"{plan.compute_barrier_sites - len(plan.guards)} of {len(plan.signals)}"
-    return (
-        f"{plan.name}: alias guards {guards}; signals behind a barrier {signals};"
-        f" {plan.compute_barriers_per_tile} compute-wide barriers per tile"
-    )
+    guards = " + ".join(f"{region} x{count}" for region, count in plan.guards.items()) or "none"
+    signals = f"{plan.compute_barrier_sites - len(plan.guards)} of {len(plan.signals)} signals"
+    total = f"{plan.compute_barriers_per_tile} compute-wide barriers per tile"
+    return f"{plan.name}: guards {guards}, barriers before {signals}: {total}"
 
 
 def _ruler(drawing: Drawing, top: float, bottom: float) -> None:
     for column in range(0, TMEM_COLUMNS + 1, TICK_COLUMNS):
         drawing.line((_x(column), top - 8), (_x(column), bottom), GRID, dashes="2 3")
-        drawing.text(_x(column), top - 13, str(column), size=13, anchor="middle", ink=MUTED)
+        drawing.text(_x(column), top - 13, str(column), size=14, anchor="middle", ink=MUTED)
 
 
 def _row_name(drawing: Drawing, rows: list[list[TmemRegion]], index: int, y: float) -> None:
@@ -113,16 +162,16 @@ def _row_name(drawing: Drawing, rows: list[list[TmemRegion]], index: int, y: flo
 def _region(drawing: Drawing, region: TmemRegion, y: float) -> None:
     drawing.box(_x(region.column), y, region.columns * SCALE, ROW, fill_of(region.name))
     middle = _x(region.column) + region.columns * SCALE / 2
-    drawing.text(middle, y + 21, f"**{region.name}**", size=17, anchor="middle")
-    drawing.text(middle, y + 38, f"[{region.column}, {region.end})", size=13, anchor="middle")
+    drawing.text(middle, y + 25, f"**{region.name}**", size=17, anchor="middle")
+    drawing.text(middle, y + 43, f"[{region.column}, {region.end})", size=14, anchor="middle")
 
 
 def _shared(drawing: Drawing, lower: tuple[TmemRegion, float], upper: tuple[TmemRegion, float]) -> None:
     """Hatch a strip of the upper region where the lower one lies on the same columns."""
     shared = lower[0].overlap(upper[0])
     if shared:
-        drawing.hatch(_x(shared.start), upper[1] + ROW - 7, len(shared) * SCALE, 7)
-        drawing.hatch(_x(shared.start), lower[1], len(shared) * SCALE, 7)
+        drawing.hatch(_x(shared.start), upper[1] + ROW - SHARED, len(shared) * SCALE, SHARED)
+        drawing.hatch(_x(shared.start), lower[1], len(shared) * SCALE, SHARED)
 
 
 def _unused(drawing: Drawing, plan: Plan, y: float) -> None:
@@ -130,7 +179,7 @@ def _unused(drawing: Drawing, plan: Plan, y: float) -> None:
     free = [column for column in range(TMEM_COLUMNS) if column not in taken]
     if free and len(free) == free[-1] - free[0] + 1:
         drawing.box(_x(free[0]), y, len(free) * SCALE, ROW, "", dashed=True)
-        drawing.text(_x(free[0]) + len(free) * SCALE / 2, y + 28, "unused", anchor="middle", ink=MUTED)
+        drawing.text(_x(free[0]) + len(free) * SCALE / 2, y + 32, "unused", anchor="middle", ink=MUTED)
 
 
 def _guards(drawing: Drawing, plan: Plan, y: float) -> None:
@@ -139,14 +188,6 @@ def _guards(drawing: Drawing, plan: Plan, y: float) -> None:
         region = plan.tmem_region(name)
         start, end = _x(region.column), _x(region.end)
         drawing.line((start, y + 6), (end, y + 6), ALARM)
-        over = ", ".join(sorted({s.region for s in plan.program("compute") if _loaded_under(plan, s, region)}))
+        loaded = {step.region for step in plan.program("compute") if isinstance(step, Load)}
+        over = ", ".join(r.name for r in plan.tmem if r.name in loaded and r.overlap(region))
         drawing.text(start, y + 24, f"over {over}: guard x{count}", size=15, ink=ALARM)
-
-
-def _loaded_under(plan: Plan, step, region: TmemRegion) -> bool:
-    if not isinstance(step, Load) or not any(r.name == step.region for r in plan.tmem):
-        return False
-    return bool(plan.tmem_region(step.region).overlap(region))
-
-
-__all__ = ["INK", "rows_of", "same_map", "summary", "tmem_maps"]

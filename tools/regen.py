@@ -1,0 +1,126 @@
+"""Write everything that is derived from the plans: the kernel's README, the pictures, and tables inside documents.
+
+    python tools/regen.py            writes what is stale
+    python tools/regen.py --check    writes nothing, names what is stale, exits 1 if anything is
+    python tools/regen.py FOLDER     the same for another tree
+
+A document holds a generated part between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of BLOCKS.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from undertow.kernels.sm100.plan import SCHEDULES, plan
+from undertow.plan import render_tables as tables
+from undertow.plan.render_schedule import schedule
+from undertow.plan.render_svg import hazard, same_map, tmem_maps
+from undertow.plan.schema import Plan
+
+PLANS = [plan(name) for name in SCHEDULES]
+SPLIT, ALIASED = plan("split"), plan("aliased")
+KERNEL_README = Path("undertow/kernels/sm100/README.md")
+DOCUMENTS = (Path("README.md"), Path("docs/sm100-tour.md"))
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "tmem-maps": lambda: tmem_maps(PLANS),
+    "hazard-p": lambda: hazard(ALIASED, "P", "S"),
+    "hazard-ds": lambda: hazard(ALIASED, "dS", "dP"),
+    **{f"schedule-{p.name}": lambda p=p: schedule(p) for p in PLANS},
+}
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "schedules": lambda: tables.schedules(PLANS),
+    "roles": lambda: tables.roles(SPLIT),
+    "gemms": lambda: tables.gemms(SPLIT),
+    "smem": lambda: tables.shared_memory(SPLIT),
+    "pipelines": lambda: tables.pipelines(SPLIT),
+    "mma-aliased": lambda: tables.mma_rows(ALIASED),
+    "mma-split": lambda: tables.mma_rows(SPLIT),
+}
+
+INTRODUCTION = """\
+# The SM100 backward kernel: four plans
+
+Generated from `plan.py` by `tools/regen.py`; do not edit. What the words mean and why each barrier is or is not there:
+[the tour](../../../docs/sm100-tour.md).
+
+S, P, dP and dS are kept transposed: a TMEM lane is a key row, a column is a query row. `t` is the query tile of the
+trip. Tensors: `s` shared memory, `g` global memory, `r` registers, `t` tensor memory, then the mathematical name.
+"""
+
+
+def generated(root: Path) -> Iterator[tuple[Path, str]]:
+    """Every file that has a generated part, with the text it should have."""
+    yield root / KERNEL_README, kernel_readme()
+    for name, draw in PICTURES.items():
+        yield root / "docs" / "images" / f"{name}.svg", draw()
+    for document in DOCUMENTS:
+        if (root / document).exists():
+            yield root / document, filled(root / document)
+
+
+def kernel_readme() -> str:
+    """The kernel's README: what all plans share, then each map, then each schedule's programs."""
+    parts = [
+        INTRODUCTION,
+        tables.schedules(PLANS),
+        "## Roles\n",
+        tables.roles(SPLIT),
+        "## GEMMs of a tile\n",
+        tables.gemms(SPLIT),
+        "## Tensor memory\n",
+        "![TMEM maps](../../../docs/images/tmem-maps.svg)\n",
+    ]
+    for group in same_map(PLANS):
+        parts += [f"### {_names(group)}\n", tables.tensor_memory(group[0])]
+    parts += ["## Named barriers\n", tables.named_barriers(SPLIT)]
+    for group in same_map(PLANS):
+        parts += [f"## Pipelines and shared memory: {_names(group)}\n", tables.pipelines(group[0])]
+        parts += [tables.shared_memory(group[0])]
+    for each in PLANS:
+        parts += [f"## One tile of {each.name}\n", f"![schedule](../../../docs/images/schedule-{each.name}.svg)\n"]
+        parts += ["The MMA warp:\n", tables.mma_rows(each), "A compute warp:\n", tables.compute_steps(each)]
+    return "\n".join(parts)
+
+
+def _names(group: Sequence[Plan]) -> str:
+    return ", ".join(p.name for p in group)
+
+
+def filled(document: Path) -> str:
+    """A document with its generated parts up to date. Raises ValueError for a name that BLOCKS does not have."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in BLOCKS:
+            raise ValueError(f"{document}: no generated part {name!r}; there are {', '.join(BLOCKS)}")
+        return f"<!-- generated: {name} -->\n\n{BLOCKS[name]()}\n<!-- end -->"
+
+    text = document.read_text(encoding="utf-8")
+    return re.sub(r"<!-- generated: (?P<name>[\w-]+) -->.*?<!-- end -->", block, text, flags=re.DOTALL)
+
+
+def main(arguments: list[str]) -> int:
+    check = "--check" in arguments
+    folders = [argument for argument in arguments if argument != "--check"]
+    root = Path(folders[0]) if folders else Path(__file__).resolve().parent.parent
+    stale = 0
+    for path, text in generated(root):
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale += 1
+        print(f"{'stale' if check else 'wrote'}: {path.relative_to(root)}")
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    if check and stale:
+        print("run `python tools/regen.py` and commit what it writes")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
