@@ -52,7 +52,8 @@ def _run(c: ComputeContext, step: SynchronisedStep, tile: Int32, registers: dict
 
 def _load_tmem(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
     for stage in step.stages:
-        registers[step.region, stage] = floats(tmem_load(_tmem(c, step.region, stage), 32))
+        columns = len(c.plan.columns_of(step.region, stage, 0))
+        registers[step.region, stage] = floats(tmem_load(_tmem(c, step.region, stage), columns))
     cute.arch.fence_view_async_tmem_load()
 
 
@@ -109,38 +110,39 @@ def _clear_absent_row(c: ComputeContext) -> None:
     multiply infinity by K = 0. Its dK and dV rows are never written, so TMEM needs no such care.
     """
     zero = Int32(0)
-    for stage in range(2):
+    stages = {stage for step in c.plan.program("compute") if isinstance(step, Store) for stage in step.stages}
+    for stage in sorted(stages):
         for address in _sds_addresses(c, stage):
             store_vector("shared", address, [zero] * 4, predicate=~c.has_row)
 
 
 def _sds_addresses(c: ComputeContext, stage: int) -> list[Int32]:
-    """Where the thread's 32 query columns of `stage` lie in sdS: 4 vectors, under the 128-byte swizzle.
+    """Where the thread's query columns of `stage` lie in sdS: vectors of 16 bytes, under the 128-byte swizzle.
 
-    Every panel holds 64 query columns of all key rows.
+    Every panel holds 64 query columns of all key rows; the swizzle XORs a vector's place in its row with the row.
     """
-    queries = [c.plan.queries_of(stage, warpgroup) for warpgroup in range(2)]
-    element = c.plan.smem_region("sdS").dtype.bytes
-    panel, first = divmod(queries[0].start * element, PANEL_BYTES)
-    step = (queries[1].start - queries[0].start) * element
-    row = c.smem.address("sdS") + c.row * PANEL_BYTES
-    vector = first // VECTOR_BYTES + c.warpgroup * (step // VECTOR_BYTES)
-    count = len(queries[0]) * element // VECTOR_BYTES
-    return [
-        row + panel * panel_bytes(c.plan, "sdS") + ((vector + index) ^ (c.row % SWIZZLE_ROWS)) * VECTOR_BYTES
-        for index in range(count)
-    ]
+    first, step, count = _queries(c, stage)
+    per_vector = VECTOR_BYTES // c.plan.smem_region("sdS").dtype.bytes
+    panel, vector = divmod(first // per_vector, PANEL_BYTES // VECTOR_BYTES)
+    row = c.smem.address("sdS") + (panel * panel_bytes(c.plan, "sdS") + c.row * PANEL_BYTES)
+    own = vector + c.warpgroup * (step // per_vector)
+    return [row + ((own + i) ^ (c.row % SWIZZLE_ROWS)) * VECTOR_BYTES for i in range(count // per_vector)]
+
+
+def _statistics(c: ComputeContext, pipeline: str, region: str, stage: int, tile: Int32) -> list[Float32]:
+    """LSE or D of the thread's query columns of `stage`."""
+    first, step, count = _queries(c, stage)
+    pointer = c.smem.pointer(region, c.channels[pipeline].slot(tile)) + first
+    return shared_load(pointer + multiple(c.warpgroup, step), count)
+
+
+def _queries(c: ComputeContext, stage: int) -> tuple[int, int, int]:
+    """First query column of warpgroup 0 in `stage`, the step to warpgroup 1, and how many a thread has."""
+    zero, one = (c.plan.queries_of(stage, warpgroup) for warpgroup in range(2))
+    return zero.start, one.start - zero.start, len(zero)
 
 
 def _tmem(c: ComputeContext, region: str, stage: int) -> Int32:
     """Address of the thread's columns of a region's stage."""
-    starts = [c.plan.columns_of(region, stage, warpgroup).start for warpgroup in range(2)]
-    return c.tmem + c.warpgroup * (starts[1] - starts[0]) + starts[0]
-
-
-def _statistics(c: ComputeContext, pipeline: str, region: str, stage: int, tile: Int32) -> list[Float32]:
-    """LSE or D of the thread's 32 query columns of `stage`."""
-    queries = [c.plan.queries_of(stage, warpgroup) for warpgroup in range(2)]
-    step = queries[1].start - queries[0].start
-    pointer = c.smem.pointer(region, c.channels[pipeline].slot(tile)) + queries[0].start
-    return shared_load(pointer + multiple(c.warpgroup, step), len(queries[0]))
+    zero, one = (c.plan.columns_of(region, stage, warpgroup) for warpgroup in range(2))
+    return c.tmem + c.warpgroup * (one.start - zero.start) + zero.start

@@ -15,8 +15,6 @@ from undertow.kernels.sm100.bind import multiple, rows_layout
 from undertow.kernels.sm100.context import LoadContext
 from undertow.plan.steps import Copy, Wait
 
-KEY_REGIONS = ("sK", "sV")  # their rows are those of the CTA's own tile; those of all others move with the loop
-
 
 @cute.jit
 def load(c: LoadContext):
@@ -33,24 +31,25 @@ def _load_tile(c: LoadContext, tile: int | Int32, first: bool) -> None:
         elif isinstance(step, Copy):
             channel = c.channels[step.pipeline]
             barrier = channel.expect(tile, first)
-            for region in (step.region, *(channel.pipeline.first_also if first else ())):
-                _copy(c, region, tile, channel.slot(tile) if region == step.region else 0, barrier)
+            _copy(c, step.region, tile, channel.slot(tile), barrier)
+            for region in channel.pipeline.first_also if first else ():
+                _copy(c, region, c.cta.kv_tile, 0, barrier)
 
 
 def _copy(c: LoadContext, region: str, tile: int | Int32, slot: int | Int32, barrier: cute.Pointer) -> None:
+    """Start the copy of a tile of rows, or of row statistics, that completes `barrier`."""
     maps = {"sQ": c.maps.q, "sK": c.maps.k, "sV": c.maps.v, "sdO": c.maps.do}
     if region in maps:
-        row_tile = c.cta.kv_tile if region in KEY_REGIONS else tile
-        _copy_rows(c, maps[region], region, row_tile, slot, barrier)
+        _copy_rows(c, maps[region], region, tile, slot, barrier)
     else:
         _copy_statistics(c, {"sLSE": c.gLSE_log2, "sD": c.gD}[region], region, tile, slot, barrier)
 
 
-def _copy_rows(c, tensor_map: cute.CopyAtom, region: str, row_tile: int | Int32, slot, barrier: cute.Pointer) -> None:
+def _copy_rows(c, tensor_map: cute.CopyAtom, region: str, tile: int | Int32, slot, barrier: cute.Pointer) -> None:
     """One TMA box: all rows of a tile of this head and batch."""
     rows = c.plan.smem_region(region).rows
     columns = c.plan.smem_region(region).columns
-    origin = (0, row_tile * rows, c.cta.head, c.cta.batch)
+    origin = (0, tile * rows, c.cta.head, c.cta.batch)
     box = cute.domain_offset(origin, cute.make_identity_tensor((columns, rows, 1, 1)))
     layout = rows_layout(c.plan, region)
     target = cute.make_tensor(cute.recast_ptr(c.smem.pointer(region, slot), layout.inner), layout.outer)
