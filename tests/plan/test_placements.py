@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from tests.plan.machine import works_in_every_order
 from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan.checks import check
+from undertow.plan.schedule import synchronised_program
 from undertow.plan.schema import Plan, PlanError
+from undertow.plan.steps import Guard
 
 columns = st.integers(min_value=0, max_value=448)
 near = st.sampled_from([0, 16, 32, 64, 128, 192, 208, 224, 256, 320, 384, 400, 448])
@@ -53,6 +56,8 @@ def test_a_guard_stands_exactly_where_one_warp_stores_what_another_loads(schedul
     candidate = placed(schedule, p, ds)
     for region in ("P", "dS"):
         assert (region in candidate.guards) == stored_under_another_warps_load(candidate, region), region
+    steps = [step for step in synchronised_program(candidate, "compute") if isinstance(step, Guard)]
+    assert Counter(guard.region for guard in steps) == Counter(candidate.guards)
 
 
 @given(schedule=st.sampled_from(SCHEDULES), p=placements, ds=placements)
@@ -61,6 +66,7 @@ def test_a_guard_stands_exactly_where_one_warp_stores_what_another_loads(schedul
 @example("aliased", 0, 192)
 @example("aliased", 384, 448)
 @example("aliased", 64, 192)
+@example("aliased", 0, 208)
 @settings(max_examples=60)
 def test_checks_accept_exactly_what_works_in_every_order(schedule: str, p: int, ds: int) -> None:
     candidate = placed(schedule, p, ds)

@@ -280,6 +280,14 @@ def test_signalling_p_before_it_is_stored_is_refused() -> None:
     refused(with_program(p, "compute", moved_after(store, Signal("compute_mma_p", "full"))), "P of tile 0")
 
 
+def test_storing_p_before_s_is_loaded_is_refused() -> None:
+    """No guard can help: the value is gone in every order."""
+    p = plan("aliased")
+    store = next(s for s in p.program("compute") if getattr(s, "region", "") == "P")
+    broken = with_program(p, "compute", lambda steps: (store, *without(store)(steps)))
+    refused(broken, "P of tile", "S of tile")
+
+
 def test_own_columns_stored_before_they_are_loaded_are_refused() -> None:
     """dS stage 0 over the dP columns that the same warp loads in stage 1."""
     broken = with_region(plan("split"), "dS", column=256)

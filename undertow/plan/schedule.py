@@ -169,10 +169,10 @@ def synchronised_program(plan: Plan, role: str) -> tuple[SynchronisedStep, ...]:
     """
     program: list[SynchronisedStep] = list(plan.program(role))
     tmem = {region.name for region in plan.tmem}
-    for store in [step for step in program if isinstance(step, Store) and step.region in plan.guards]:
+    for store in plan.guarded_stores if role == "compute" else ():
         before = range(program.index(store))
-        load = max(i for i in before if isinstance(step := program[i], Load) and step.region in tmem)
-        program.insert(load + 1, Guard(store.region))
+        loads = [i for i in before if isinstance(step := program[i], Load) and step.region in tmem]
+        program.insert(loads[-1] + 1 if loads else before.stop, Guard(store.region))
     out: list[SynchronisedStep] = []
     stored: set[str] = set()
     for index, step in enumerate(program):

@@ -298,21 +298,29 @@ class Plan:
         return range(tmem.column + elements.start // per_column, tmem.column + elements.stop // per_column)
 
     @cached_property
-    def guards(self) -> dict[str, int]:
-        """Region -> alias guards executed per tile, derived from the TMEM map.
+    def guarded_stores(self) -> tuple[Store, ...]:
+        """Stores of a compute warp that need an alias guard, derived from the TMEM map.
 
-        Compute warp w of one warpgroup shares its lanes with warp w of the other. If a store step covers columns of
-        which the other warp loads something in the same tile, every warp must have loaded before any warp stores: one
-        compute-wide barrier before that step. A map without such an overlap needs none.
+        Compute warp w of one warpgroup shares its lanes with warp w of the other. If a store covers columns of which
+        the other warp loads something in the same tile, every warp must have loaded before any warp stores: one
+        compute-wide barrier before that store. A map without such an overlap needs none.
         """
-        found: dict[str, int] = {}
         tmem = {region.name for region in self.tmem}
         steps = [step for step in self.program("compute") if isinstance(step, Load | Store) and step.region in tmem]
         loads = [step for step in steps if isinstance(step, Load)]
-        for step in steps:
-            if isinstance(step, Store) and any(self.stored_over(step, load) for load in loads):
-                found[step.region] = found.get(step.region, 0) + 1
-        return {name: count for name, count in found.items() if name not in self.omitted_guards}
+        return tuple(
+            step
+            for step in steps
+            if isinstance(step, Store)
+            and step.region not in self.omitted_guards
+            and any(self.stored_over(step, load) for load in loads)
+        )
+
+    @cached_property
+    def guards(self) -> dict[str, int]:
+        """Region -> alias guards executed per tile."""
+        names = [store.region for store in self.guarded_stores]
+        return {name: names.count(name) for name in names}
 
     def stored_over(self, store: Store, load: Load) -> range | None:
         """First columns that a warp stores although the warp with the same lanes in the other warpgroup loads them."""
