@@ -1,0 +1,1 @@
+"""The NumPy back end: each basic block becomes one Python function whose lines are array operations over lanes."""
