@@ -24,7 +24,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "tolerance": ({"reference"}, {"torch"}),
     "inputs": ({"reference"}, {"torch", "safetensors"}),
     "emulated": ({"emulator", "inputs", "kernels", "plan", "reference"}, {"torch"}),
-    "verify": ({"emulator", "inputs", "reference", "tolerance"}, {"torch"}),
+    "verify": ({"emulator", "inputs", "kernels", "reference", "tolerance"}, {"torch"}),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
     "__main__": ({"cli"}, set()),

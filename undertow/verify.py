@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from undertow.emulator.errors import EmulatorError
 from undertow.inputs import Batch, Shape
+from undertow.kernels.sm100.plan import TILE_M as TILE_ROWS
 from undertow.reference import Gradients, attention_forward, round_to
 from undertow.tolerance import Errors, Yardstick, relative_error, yardstick
 
@@ -81,18 +83,40 @@ def complaint(measure: Yardstick, grads: Gradients) -> str:
         Gradients._fields, grads, measure.reference, measure.errors(grads), measure.budget
     ):
         if not error <= budget:
-            clauses.append(f"{name} has an error of {error:.2e}, allowed are {budget:.2e}; {_worst(grad, want)}")
+            clauses.append(f"{name} has an error of {error:.2e}, allowed are {budget:.2e}: {_where(grad, want)}")
     return "; ".join(clauses)
 
 
-def _worst(grad: torch.Tensor, want: torch.Tensor) -> str:
-    """Where a gradient is farthest from float64; where it is not a number, how often and where first."""
+def _where(grad: Tensor, want: Tensor) -> str:
+    """Where a gradient is wrong: elements that are not numbers, else the worst element, and the tiles it may be."""
     invalid = torch.nonzero(~torch.isfinite(grad))
     if len(invalid):
-        return f"{len(invalid)} of {grad.numel()} elements are not finite, first {invalid[0].tolist()}"
-    index = torch.unravel_index((grad.double() - want).abs().argmax(), grad.shape)
-    where = [int(i) for i in index]
-    return f"worst element {where} (batch, row, head, column) is {grad[index].item():.6g}, right is {want[index]:.6g}"
+        return f"{len(invalid)} of {grad.numel()} elements are not finite, first {_place(invalid[0])}"
+    difference = grad.double() - want
+    worst = torch.stack(torch.unravel_index(difference.abs().argmax(), grad.shape))
+    got, right = (x[tuple(worst)].item() for x in (grad, want))
+    return f"worst element {_place(worst)} is {got:.6g}, right is {right:.6g}; {_worst_tiles(difference, want)}"
+
+
+def _place(index: Tensor) -> str:
+    batch, row, head, column = index.tolist()
+    return f"[batch {batch}, row {row}, head {head}, column {column}]"
+
+
+def _worst_tiles(difference: Tensor, want: Tensor) -> str:
+    """How the error lies over tiles of TILE_ROWS rows, which are what one trip or one CTA makes."""
+    tiles = []
+    for first in range(0, want.shape[1], TILE_ROWS):
+        rows = slice(first, first + TILE_ROWS)
+        tiles.append(torch.linalg.vector_norm(difference[:, rows], dim=(1, 3)))
+    squared = torch.stack(tiles, dim=1) ** 2  # (batch, tile, head)
+    batch, tile, head = torch.stack(torch.unravel_index(squared.argmax(), squared.shape)).tolist()
+    share = float(squared[batch, tile, head] / squared.sum())
+    last = min((tile + 1) * TILE_ROWS, want.shape[1]) - 1
+    return (
+        f"{share:.0%} of the squared error is in rows {tile * TILE_ROWS} to {last} of batch {batch}, head {head}, "
+        f"one of {squared.numel()} tiles"
+    )
 
 
 def saved_forward_errors(batch: Batch) -> tuple[float, float, float]:

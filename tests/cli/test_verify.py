@@ -102,22 +102,27 @@ def test_a_wrong_gradient_is_named_with_its_worst_element():
     (entry,) = outcome.report["runs"]
     assert not outcome.ok and not entry["ok"] and entry["errors"]["dk"] == pytest.approx(0.05, rel=0.05)
     verdict = outcome.text.splitlines()[-1]
-    assert verdict.startswith("WRONG split: dk has an error of 5.") and "worst element [0, " in verdict
+    assert verdict.startswith("WRONG split: dk has an error of 5.") and "worst element [batch 0, row " in verdict
     assert "dq" not in verdict and "dv" not in verdict
 
 
-def test_the_worst_element_is_the_farthest():
-    batch = random_batch(SHAPE)
+def test_the_worst_element_and_its_tile_are_named():
+    batch = random_batch(Shape(batch=1, seqlen_q=300, seqlen_k=12, heads=2))
     measure = next(verify(batch, ["split"], right)).measure
     grads = ideal(batch)
-    grads.dq[0, 3, 1, 9] = 1000.0
-    assert "worst element [0, 3, 1, 9] (batch, row, head, column) is 1000," in complaint(measure, grads)
+    grads.dq[0, 130, 1, 9] = 1000.0
+    said = complaint(measure, grads)
+    assert "worst element [batch 0, row 130, head 1, column 9] is 1000, right is " in said
+    assert "100% of the squared error is in rows 128 to 255 of batch 0, head 1, one of 6 tiles" in said
+    grads = ideal(batch)
+    grads.dq[0, 299, 0, 0] = -1000.0
+    assert "in rows 256 to 299 of batch 0, head 0" in complaint(measure, grads)
 
 
 def test_an_unwritten_gradient_is_wrong_and_null_in_json():
     outcome = run(row_of_dv_unwritten, *EXTENTS, "--schedule", "split")
     assert not outcome.ok and outcome.report["runs"][0]["errors"]["dv"] is None
-    assert "128 of 1536 elements are not finite, first [0, 7, 0, 0]" in outcome.text
+    assert "128 of 1536 elements are not finite, first [batch 0, row 7, head 0, column 0]" in outcome.text
 
 
 def test_a_machine_that_stops_is_a_wrong_result_and_the_other_schedules_still_run():
