@@ -71,9 +71,6 @@ class Drawing:
         self._stroke(path, ink, f'{dashes} marker-end="url(#head-{ink[1:]})"')
         self._heads.add(ink)
 
-    def dot(self, x: float, y: float, ink: str) -> None:
-        self._add(f'<circle cx="{_n(x)}" cy="{_n(y)}" r="3.5" fill="{ink}"/>')
-
     def svg(self) -> str:
         """The finished file."""
         heads = "".join(

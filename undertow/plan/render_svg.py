@@ -91,8 +91,10 @@ def same_map(plans: Sequence[Plan]) -> list[list[Plan]]:
 
 
 def rows_of(plan: Plan) -> list[list[TmemRegion]]:
-    """The map's regions in rows without overlap: fp32 rows first (an accumulator that reuses columns starts a second),
-    16-bit rows last."""
+    """The map's regions in rows without overlap.
+
+    fp32 rows come first; an accumulator that reuses columns starts a second one. 16-bit rows come last.
+    """
     rows: list[list[TmemRegion]] = []
     for wide in (True, False):
         start = len(rows)
