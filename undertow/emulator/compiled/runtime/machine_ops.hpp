@@ -1,0 +1,13 @@
+// Numbers of the operations that the interpreter executes itself; all others are machine forms, found by name.
+#pragma once
+
+namespace undertow {
+
+constexpr int kLaneOp = 0;
+constexpr int kBranch = 1;
+constexpr int kExit = 2;
+constexpr int kIndexedBranch = 3;
+constexpr int kTrap = 4;
+constexpr int kFirstMachineOp = 8;
+
+}  // namespace undertow

@@ -1,0 +1,189 @@
+// Which warp runs next, when engines complete their work, and what to say when nothing can go on.
+#include <algorithm>
+#include <utility>
+
+#include "machine.hpp"
+
+namespace undertow {
+
+void AsyncEngines::reset(uint64_t seed) {
+    random_.seed(seed);
+    num_issued_ = 0;
+    tensor_pipe_.clear();
+    copies_.clear();
+    groups_.clear();
+    open_groups_.clear();
+}
+
+Operation AsyncEngines::issue(Engine engine, int thread, std::function<void()> run, std::vector<Operation> after) {
+    if (is_eager()) {
+        run();
+        return nullptr;
+    }
+    auto operation = std::make_shared<AsyncOperation>();
+    operation->engine = engine;
+    operation->thread = thread;
+    operation->run = std::move(run);
+    operation->after = std::move(after);
+    operation->number = num_issued_++;
+    (engine == Engine::tensor ? tensor_pipe_ : copies_).push_back(operation);
+    return operation;
+}
+
+void AsyncEngines::complete(const Operation& operation) {
+    operation->run();
+    operation->done = true;
+    operation->run = nullptr;
+    operation->after.clear();
+}
+
+// Completes one operation: the oldest (late), or a random one that may go next (seeded).
+void AsyncEngines::step() {
+    std::vector<Operation> ready;
+    for (const Operation& copy : copies_) {
+        bool may_go = std::all_of(copy->after.begin(), copy->after.end(), [](const Operation& o) { return o->done; });
+        if (may_go) ready.push_back(copy);
+    }
+    if (!tensor_pipe_.empty()) ready.push_back(tensor_pipe_.front());
+    Operation chosen;
+    if (mode_ == Completion::seeded) {
+        chosen = ready[random_() % ready.size()];
+    } else {
+        chosen = *std::min_element(ready.begin(), ready.end(),
+                                   [](const Operation& a, const Operation& b) { return a->number < b->number; });
+    }
+    if (chosen->engine == Engine::tensor) {
+        tensor_pipe_.erase(tensor_pipe_.begin());
+    } else {
+        copies_.erase(std::find(copies_.begin(), copies_.end(), chosen));
+    }
+    complete(chosen);
+}
+
+void AsyncEngines::maybe_step() {
+    if (mode_ == Completion::seeded && pending() && random_() % 10 < 3) step();
+}
+
+void AsyncEngines::join_group(GroupKind kind, const Operation& operation) {
+    if (operation) open_groups_[{kind, operation->thread}].push_back(operation);
+}
+
+void AsyncEngines::commit_group(GroupKind kind, int thread) {
+    if (is_eager()) return;
+    auto open = open_groups_.find({kind, thread});
+    groups_[{kind, thread}].push_back(open == open_groups_.end() ? std::vector<Operation>{} : std::move(open->second));
+    if (open != open_groups_.end()) open_groups_.erase(open);
+}
+
+int64_t AsyncEngines::open_count(GroupKind kind, int thread) {
+    auto found = groups_.find({kind, thread});
+    if (found == groups_.end()) return 0;
+    auto& groups = found->second;
+    auto is_done = [](const std::vector<Operation>& group) {
+        return std::all_of(group.begin(), group.end(), [](const Operation& o) { return o->done; });
+    };
+    while (!groups.empty() && is_done(groups.front())) groups.erase(groups.begin());
+    return int64_t(groups.size());
+}
+
+std::vector<Operation> AsyncEngines::unfinished(GroupKind kind, int thread) {
+    std::vector<Operation> all;
+    auto take = [&all](const std::vector<Operation>& group) {
+        for (const Operation& o : group) {
+            if (!o->done) all.push_back(o);
+        }
+    };
+    auto closed = groups_.find({kind, thread});
+    if (closed != groups_.end()) {
+        for (const auto& group : closed->second) take(group);
+    }
+    auto open = open_groups_.find({kind, thread});
+    if (open != open_groups_.end()) take(open->second);
+    return all;
+}
+
+bool is_ready(Cta& cta, Warp&, const Wait& wait) {
+    switch (wait.kind) {
+        case WaitKind::none:
+            return true;
+        case WaitKind::mbarrier: {
+            auto is_over = [&](uint64_t address, int64_t key) {
+                const Mbarrier& cell = cta.shared.mbarrier(address);
+                return wait.by_parity ? cell.has_completed(key) : cell.phase > key;
+            };
+            if (wait.expired || is_over(wait.subject, wait.argument)) return true;
+            return std::any_of(wait.others.begin(), wait.others.end(),
+                               [&](const auto& other) { return is_over(other.first, other.second); });
+        }
+        case WaitKind::barrier: {
+            NamedBarrier& barrier = cta.barriers[int64_t(wait.subject)];
+            bool everybody = barrier.generation == wait.argument && barrier.expected == 0 &&
+                             barrier.arrived >= cta.live_warps() * kLanes;
+            if (everybody) complete_barrier(cta, int64_t(wait.subject), barrier);
+            return barrier.generation != wait.argument;
+        }
+        case WaitKind::bulk_group:
+        case WaitKind::cp_async_group: {
+            auto kind = wait.kind == WaitKind::bulk_group ? AsyncEngines::bulk : AsyncEngines::cp_async;
+            return std::all_of(wait.others.begin(), wait.others.end(), [&](const auto& thread) {
+                return cta.engines.open_count(kind, int(thread.first)) <= wait.argument;
+            });
+        }
+        case WaitKind::tmem_alloc:
+            return true;
+    }
+    return true;
+}
+
+namespace {
+
+constexpr int64_t kFixedBudget = 1 << 16;  // a warp that spins on memory must let others run
+constexpr int64_t kRandomBudget = 256;
+
+void sweep(Cta& cta, Place& place, int64_t budget) {
+    for (Warp& warp : cta.warps) {
+        if (!warp.groups.empty()) execute_warp(cta, warp, place, budget);
+    }
+}
+
+void run_at_random(Cta& cta, Place& place) {
+    for (size_t i = 0; i < cta.warps.size(); ++i) {
+        Warp& warp = cta.warps[cta.random() % cta.warps.size()];
+        if (!warp.groups.empty()) execute_warp(cta, warp, place, 1 + int64_t(cta.random() % kRandomBudget));
+        cta.engines.maybe_step();
+    }
+}
+
+// A try_wait may time out: let one come back false where nothing else can happen.
+bool expire_a_wait(Cta& cta) {
+    for (Warp& warp : cta.warps) {
+        for (Group& group : warp.groups) {
+            if (group.wait.kind == WaitKind::mbarrier && group.wait.can_expire && !group.wait.expired) {
+                group.wait.expired = true;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+}  // namespace
+
+void run_cta(Cta& cta, Place& place) {
+    place.cta = cta.number;
+    while (!cta.finished()) {
+        int64_t before = cta.instructions;
+        if (cta.launch.is_random_schedule) run_at_random(cta, place);
+        if (cta.instructions == before) sweep(cta, place, kFixedBudget);
+        if (cta.instructions != before) continue;
+        place.warp = place.code = -1;
+        if (cta.engines.pending()) {
+            cta.engines.step();
+        } else if (!expire_a_wait(cta)) {
+            fail(FaultKind::deadlock, "no warp can run and nothing is in flight");
+        }
+    }
+    while (cta.engines.pending()) cta.engines.step();
+}
+
+}  // namespace undertow
