@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from undertow.kernels.sm100.descriptors import (
@@ -13,6 +15,7 @@ from undertow.kernels.sm100.descriptors import (
     operand_descriptor,
 )
 from undertow.kernels.sm100.plan import plan
+from undertow.kernels.sm100.roles import compute
 from undertow.plan.schema import DType, MmaOp
 
 PLAN = plan("split")
@@ -69,3 +72,16 @@ def test_every_element_is_read_where_it_was_stored(name, region):
         for mn in range(extent):
             row, column = (k, mn) if region in op.mn_major else (mn, k)
             assert read_at(op, region, mn, k) == stored_at(region, row, column)
+
+
+@pytest.mark.parametrize("warpgroup", range(2))
+@pytest.mark.parametrize("stage", range(2))
+def test_compute_threads_store_ds_where_the_dq_gemm_reads_it(stage, warpgroup):
+    """The role's own address arithmetic, with integers for registers: 8 elements of 16 bits per vector."""
+    columns = list(PLAN.queries_of(stage, warpgroup))
+    for row in range(PLAN.tile_n):
+        context = SimpleNamespace(
+            plan=PLAN, smem=SimpleNamespace(address=lambda region: 0), row=row, warpgroup=warpgroup
+        )
+        for index, address in enumerate(compute._sds_addresses(context, stage)):
+            assert address == stored_at("sdS", row, columns[8 * index])
