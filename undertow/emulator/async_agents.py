@@ -56,6 +56,7 @@ class AsyncEngines:
         self.tensor_pipe: deque[AsyncOperation] = deque()
         self.copies: list[AsyncOperation] = []
         self.num_issued = 0
+        self.current: AsyncOperation | None = None
         self.groups: dict[tuple[str, int], list[list[AsyncOperation]]] = {}
         self.open_groups: dict[tuple[str, int], list[AsyncOperation]] = {}
         self._random = random.Random(self._seed * 1_000_003 + cta_number)
@@ -79,6 +80,7 @@ class AsyncEngines:
             self.copies.append(operation)
 
     def _complete(self, operation: AsyncOperation) -> None:
+        self.current = operation
         operation.run(operation)
         operation.done = True
         if self._completed:

@@ -4,8 +4,6 @@ A handler deep inside raises with the fact alone ("load of 16 bytes at 0x4c1 is 
 CTA, warps with their roles, PTX line and source line on the way out.
 """
 
-from .semantics.table import UnsupportedPtx as _TableUnsupported
-
 
 class EmulatorError(ValueError):
     """Base of everything that stops an emulation. `fact` is the message without the place, `place` the place."""
@@ -23,7 +21,7 @@ class EmulatorError(ValueError):
         return self
 
 
-class UnsupportedPtx(EmulatorError, _TableUnsupported):
+class UnsupportedPtx(EmulatorError):
     """The emulator has no semantics for this PTX, or for this use of it."""
 
 

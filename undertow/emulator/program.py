@@ -15,6 +15,10 @@ SHARED_BASE = 1024
 """First shared address a kernel sees; the kilobyte below is reserved by the system on sm_90 and later."""
 
 
+CARRY = "%cc"
+"""Name under which the carry flag of a lane has its slot among the predicates."""
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where a virtual register lives: `file` is p, 16, 32, 64 or 128 (bits), `index` counts within that file."""
@@ -52,6 +56,7 @@ class Program:
     dynamic_base: int
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
+    block_cache: dict = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -98,6 +103,8 @@ def _assign_slots(function: ptx.Function) -> tuple[dict[str, Slot], dict[str, in
         file = "p" if type_name == "pred" else str(max(bits, 16))
         slots[name] = Slot(file, counts[file])
         counts[file] += 1
+    slots[CARRY] = Slot("p", counts["p"])
+    counts["p"] += 1
     return slots, counts
 
 

@@ -163,8 +163,9 @@ class Cta:
         self.barriers: dict[int, NamedBarrier] = {}
         self.position = (0, 0, 0)
         self.number = 0
-        self.specials: dict[str, np.ndarray] = {}
+        self.specials: dict[tuple[str, str], np.ndarray] = {}
         self.progress = 0
+        self.polls = 0
         self._lane_sets: dict[tuple, LaneSet] = {}
 
     def reset(self, position: tuple[int, int, int], number: int) -> None:
@@ -178,7 +179,9 @@ class Cta:
         self.tmem.reset()
         self.engines.reset(number)
         self.barriers = {}
-        self.progress = 0
+        self.progress = self.polls = 0
+        for (name, _), cell in self.specials.items():
+            cell[...] = self.machine.cta_value(self, name)
 
     @property
     def finished(self) -> bool:

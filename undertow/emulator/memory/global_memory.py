@@ -20,13 +20,14 @@ SPACING = 0x10_0000_0000
 
 @dataclass(frozen=True)
 class HostSpan:
-    """The bytes of one host array: first byte, number of bytes, whether the kernel may write, and its owner."""
+    """The bytes of one host array: [pointer, pointer + num_bytes), and `first`, where its first element lies."""
 
     pointer: int
     num_bytes: int
     writable: bool
     name: str
     owner: Any
+    first: int
 
 
 def host_span(array: Any, name: str) -> HostSpan:
@@ -46,10 +47,10 @@ def host_span(array: Any, name: str) -> HostSpan:
     else:
         raise LaunchError(f"{name}: {type(array).__name__} is neither a NumPy array nor a CPU torch tensor")
     if 0 in shape:
-        return HostSpan(pointer, 0, writable, name, array)
+        return HostSpan(pointer, 0, writable, name, array, pointer)
     low = sum(min(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
     high = sum(max(0, (n - 1) * s) for n, s in zip(shape, strides, strict=True))
-    return HostSpan(pointer + low, high - low + element, writable, name, array)
+    return HostSpan(pointer + low, high - low + element, writable, name, array, pointer)
 
 
 class Region(ByteMemory):
@@ -81,10 +82,10 @@ class GlobalMemory:
         self._last: Region | None = None
 
     def device_address(self, span: HostSpan) -> int:
-        """Translate the first byte of a host span."""
+        """Translate the address of the array's first element."""
         for region in self.regions:
             if region.pointer <= span.pointer and span.pointer + span.num_bytes <= region.pointer + region.num_bytes:
-                return region.base + span.pointer - region.pointer
+                return region.base + span.first - region.pointer
         raise AssertionError(f"span {span.name} was never registered")
 
     def region(self, address: int, num_bytes: int) -> Region:

@@ -207,6 +207,8 @@ def _make_wait(by_parity: bool, can_block: bool):
             waits = lanes.cta.warps[lanes.warps[0]].waits if can_block and not success else {}
             if not success and can_block and not (index in waits and waits[index].expired):
                 return [_mbarrier_wait(lanes, cell, key, by_parity, is_complete) for _ in lanes.warps]
+            if not success:
+                lanes.cta.polls += 1
             if sink:
                 publish(lanes, address, awaited(cell, key), success, key if by_parity else None)
             return np.bool_(success)

@@ -136,9 +136,12 @@ def _make_load(decoded, bus):
     if size == 16:
         raise UnsupportedPtx(f"{decoded.instruction.mnemonic}: 128-bit scalar registers in memory")
     unsigned = np.dtype(f"u{size}")
+    polls = access.order in ("relaxed", "acquire") or bool(mods.get("volatile"))
 
     def load(lanes, mask, address, *ignored):
         positions = active_positions(lanes, mask)
+        if polls:
+            lanes.cta.polls += 1
         result = None
         for memory, space, where, addresses in access.parts(lanes, address, size * count, positions):
             values = memory.gather(addresses, size, count)
@@ -215,7 +218,7 @@ def _make_atomic(decoded, bus):
         operands = np.stack([full(item, lanes.n).view(unsigned) for item in items])
         swap = None if third is None else full(third, lanes.n).view(unsigned)
         old = np.zeros((count, lanes.n), unsigned)
-        lanes.cta.progress += 1
+        changed = False
         for memory, space, where, addresses in access.parts(lanes, address, size * count, positions):
             which = np.arange(lanes.n) if where is None else where
             for k, position in enumerate(which.tolist()):
@@ -223,9 +226,15 @@ def _make_atomic(decoded, bus):
                 before = memory.gather(one, size, count)[:, 0]
                 old[:, position] = before
                 other = None if swap is None else swap[position : position + 1]
-                memory.scatter(one, size, combine(op, type_name, before, operands[:, position], other)[:, None])
+                after = combine(op, type_name, before, operands[:, position], other)
+                changed = changed or (after != before).any()
+                memory.scatter(one, size, after[:, None])
             if access.sink:
                 access.publish(lanes, space, addresses, size * count, where)
+        if changed:
+            lanes.cta.progress += 1
+        else:
+            lanes.cta.polls += 1
         return (old if count > 1 else old[0]) if returns else None
 
     return atomic

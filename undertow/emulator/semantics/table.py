@@ -40,6 +40,8 @@ from typing import Any
 
 from undertow import ptx
 
+from ..errors import UnsupportedPtx
+
 CPP_FUNCTIONS = {
     "fmaf(a,b,c)": "fused multiply-add, also fma() for double",
     "ftz(x)": "float; a subnormal becomes zero of the same sign",
@@ -56,10 +58,6 @@ CPP_FUNCTIONS = {
     "EX2(x) LG2(x) RCP(x) RSQRT(x) SQRT(x) TANH(x) SIN(x) COS(x)": "float -> float: evaluated in double, rounded once",
 }
 """What the `cpp` column may call; the compiled back end supplies these."""
-
-
-class UnsupportedPtx(ValueError):
-    """The emulator has no semantics for this PTX; names the instruction, the PTX line and the source line."""
 
 
 @dataclass(frozen=True)
