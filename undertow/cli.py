@@ -18,6 +18,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -79,7 +80,7 @@ def _parser(words: list[str]) -> tuple[argparse.ArgumentParser, ModuleType | Non
 def _execute(module: ModuleType, parsed: argparse.Namespace) -> tuple[Outcome | None, int]:
     name = f"undertow {parsed.command}"
     try:
-        with _stdout_to_stderr(), Progress(name) as progress:
+        with _stdout_to_stderr(), _warnings_as_lines(name), Progress(name) as progress:
             outcome: Outcome = module.execute(parsed, progress)
     except module.BAD_INPUT as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -107,6 +108,18 @@ def _stdout_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _warnings_as_lines(name: str) -> Iterator[None]:
+    """Tell warnings as messages to a user, one line each, instead of as places in our source."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"{name}: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _print(text: str, code: int) -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import types
+import warnings
 
 import pytest
 
@@ -68,6 +69,15 @@ def test_json_is_one_object_alone_on_stdout(run, ok, code):
     got, out, err = run(noisy, "--json")
     assert got == code and out.count("\n") == 1 and json.loads(out) == {"ok": ok}
     assert all(text in err for text in ("printed by Python", "written by a compiler", "said by a child"))
+
+
+def test_a_warning_is_one_line_on_stderr(run):
+    def warn(arguments) -> Outcome:
+        for _ in range(3):
+            warnings.warn("no C++ compiler; running on NumPy", stacklevel=1)
+        return outcome(True)
+
+    assert run(warn, "--json") == (0, '{"ok": true}\n', "undertow probe: no C++ compiler; running on NumPy\n")
 
 
 def test_bad_input_is_exit_code_2_with_one_line(run):
