@@ -300,11 +300,13 @@ def _bind_operands(row: Row, instruction: ptx.Instruction, mods: Mapping) -> dic
 
 def _kind_fits(spec: OperandSpec, operand: ptx.Operand) -> bool:
     if spec.is_address != isinstance(operand, ptx.Address):
-        return spec.type == "any"
+        return False
     if spec.type == "vector":
         return isinstance(operand, ptx.Vector)
     if spec.type == "label":
         return isinstance(operand, ptx.LabelRef)
+    if spec.type == "pred" and isinstance(operand, ptx.Vector):
+        return False
     return not isinstance(operand, (ptx.LabelRef, ptx.Group))
 
 
