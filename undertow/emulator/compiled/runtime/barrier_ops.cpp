@@ -128,18 +128,18 @@ Step op_mbarrier_wait(Context& c) {
         c.group.wait = wait;
         return Step::blocked;
     }
+    if (!done) c.cta.polls += may_block;
     c.group.wait.expired = false;
     uint32_t& d = *c.out<uint32_t>(c.inst.d[0]);
     d = (d & ~c.mask) | done;
     return Step::next;
 }
 
-void complete_barrier(Cta& cta, int64_t id, NamedBarrier& barrier) {
+void complete_barrier(Cta& cta, NamedBarrier& barrier) {
     barrier.generation += 1;
     barrier.arrived = 0;
     barrier.result = barrier.reduction;
     barrier.reduction = 0;
-    cta.completions[id] += 1;
     cta.progress += 1;
 }
 
@@ -176,7 +176,7 @@ void arrive(const Context& c, int64_t id, int64_t threads) {
         fail(FaultKind::protocol, "barrier %lld: %lld threads arrived, %lld expected", (long long)id,
              (long long)barrier.arrived, (long long)needed);
     }
-    if (barrier.arrived == needed) complete_barrier(c.cta, id, barrier);
+    if (barrier.arrived == needed) complete_barrier(c.cta, barrier);
 }
 
 // Folds a warp's predicate into the round of bar.red; op: 0 popc, 1 and, 2 or.

@@ -20,7 +20,7 @@ char* allocate_rows(size_t num_bytes) {
 
 Cta::Cta(Launch& launch_)
     : launch(launch_), num_threads(launch.block[0] * launch.block[1] * launch.block[2]),
-      shared(launch.shared_base, launch.shared_size), engines(launch.completion),
+      shared(launch.shared_base, launch.shared_size), engines(launch.completion, at),
       executions(size_t(launch.program->num_instructions)), registers_(nullptr, std::free) {
     const Program& program = *launch.program;
     const int num_warps = (num_threads + kLanes - 1) / kLanes;
@@ -57,7 +57,9 @@ void Cta::reset(int number_, int place_) {
     random.seed(launch.schedule_seed * 1000003 + uint64_t(number));
     barriers.clear();
     reductions.clear();
-    progress = 0;
+    progress = polls = 0;
+    at = Place{};
+    at.cta = number;
     has_turn_ = false;
 }
 

@@ -36,7 +36,7 @@ namespace {
 // Runs one group until it blocks, exits, leaves its lanes behind or meets the next group.
 class GroupRun {
 public:
-    GroupRun(Cta& cta, Warp& warp, Place& place) : cta_(cta), warp_(warp), place_(place) {}
+    GroupRun(Cta& cta, Warp& warp) : cta_(cta), warp_(warp), place_(cta.at) {}
 
     void run(size_t which, int64_t& budget) {
         const Program& program = *cta_.launch.program;
@@ -57,7 +57,6 @@ public:
             if (inst.op == kLaneOp) {
                 if (mask) inst.lane(regs, consts, inst, mask);
                 ++pc;
-                if (inst.index < 0) continue;
             } else if (inst.op == kBranch) {
                 if (mask == active) {
                     pc = inst.aux[0];
@@ -85,11 +84,13 @@ public:
                     Context context{cta_, warp_, warp_.groups[which], inst, mask, program};
                     if (machine_forms[inst.op - kFirstMachineOp].handler(context) == Step::blocked) {
                         is_blocked = true;
+                        while (pc > 0 && code[pc - 1].index == kBefore) --pc;
                         break;
                     }
                 }
                 ++pc;
             }
+            if (inst.index < 0) continue;
             executions[inst.index] += 1;
             ++num_executed;
         }
@@ -107,6 +108,7 @@ private:
                 warp_.groups[which] = Group{pc + 1, active & ~mask, {}};
             } else {
                 warp_.groups.erase(warp_.groups.begin() + long(which));
+                if (warp_.groups.empty()) cta_.progress += 1;
             }
             return;
         }
@@ -139,8 +141,8 @@ private:
 
 }  // namespace
 
-void execute_warp(Cta& cta, Warp& warp, Place& place, int64_t budget) {
-    GroupRun run(cta, warp, place);
+void execute_warp(Cta& cta, Warp& warp, int64_t budget) {
+    GroupRun run(cta, warp);
     while (budget > 0) {
         size_t which = 0;
         while (which < warp.groups.size() && !is_ready(cta, warp, warp.groups[which].wait)) ++which;

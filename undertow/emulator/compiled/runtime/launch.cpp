@@ -1,6 +1,7 @@
 // The C interface that Python calls through ctypes: programs, launches, outcomes.
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -30,7 +31,7 @@ struct BufferArguments {
 };
 
 struct MapArguments {
-    uint64_t place;  // address in the parameter window
+    uint64_t place;  // offset in the parameter block
     TensorMap map;
 };
 
@@ -49,7 +50,7 @@ struct LaunchArguments {
 
 // One blocked group of a deadlock.
 struct Blocked {
-    int32_t warp, code, kind, unused;
+    int32_t cta, warp, code, kind;
     uint32_t mask;
     uint64_t subject;
     char detail[160];
@@ -61,7 +62,7 @@ struct Outcome {
     int64_t instructions;
     int32_t fault_kind, cta, warp, code;
     uint32_t mask;
-    int32_t num_blocked, num_notes;
+    int32_t is_completion, num_blocked, num_notes;
     Blocked* blocked;  // [max_blocked]
     int32_t max_blocked, max_notes;
     int64_t* notes;    // [max_notes] pairs (instruction, value)
@@ -147,39 +148,113 @@ std::string describe_wait(Cta& cta, const Wait& wait) {
     return text;
 }
 
-// Runs the CTAs of a launch on several threads and gathers what happened.
+constexpr size_t kMaxResident = 148;  // CTAs that may spin side by side: one per multiprocessor of a B200
+
+// Runs the CTAs of a launch and gathers what happened: on several threads, or on one with CTAs that spin side by side.
 class Run {
 public:
-    Run(Launch& launch, Outcome& outcome) : launch_(launch), outcome_(outcome), commits_(launch.cta_order.size()) {
-        if (launch.num_threads > 1) launch.commits = &commits_;
-    }
+    Run(Launch& launch, Outcome& outcome) : launch_(launch), outcome_(outcome), commits_(launch.cta_order.size()) {}
 
     void go() {
+        if (launch_.num_threads <= 1) return work_alone();
+        launch_.commits = &commits_;
         std::vector<std::thread> threads;
-        for (int i = 1; i < launch_.num_threads; ++i) threads.emplace_back([this] { work(); });
-        work();
+        for (int i = 1; i < launch_.num_threads; ++i) threads.emplace_back([this] { work_beside_others(); });
+        work_beside_others();
         for (std::thread& thread : threads) thread.join();
     }
 
 private:
-    void work() {
+    void work_beside_others() {
         Cta cta(launch_);
-        Place place;
         while (!is_stopped_.load()) {
             const size_t next = next_.fetch_add(1);
             if (next >= launch_.cta_order.size()) break;
             try {
                 cta.reset(launch_.cta_order[next], int(next));
-                run_cta(cta, place);
-                if (launch_.commits) launch_.commits->finish(next, std::move(cta.reductions));
+                if (!run_cta(cta)) fail_spinning();
+                tally_barriers(cta);
+                commits_.finish(next, std::move(cta.reductions));
             } catch (const Fault& fault) {
-                stop(fault, place, cta, next);
+                stop(fault, cta, {&cta});
             }
         }
+        add(cta);
+    }
+
+    // A CTA that only polls gives way: the next one becomes resident beside it, so that semaphores between CTAs work.
+    void work_alone() {
+        std::vector<std::unique_ptr<Cta>> resident, idle;
+        int fruitless = 0;
+        const auto begin_next = [&] {
+            if (idle.empty()) idle.push_back(std::make_unique<Cta>(launch_));
+            resident.push_back(std::move(idle.back()));
+            idle.pop_back();
+            const size_t next = next_.fetch_add(1);
+            resident.back()->reset(launch_.cta_order[next], int(next));
+        };
+        const auto total_progress = [&] {
+            int64_t sum = 0;
+            for (const auto& cta : resident) sum += cta->progress;
+            return sum;
+        };
+        while (!is_stopped_.load() && (next_.load() < launch_.cta_order.size() || !resident.empty())) {
+            if (resident.empty()) begin_next();
+            const int64_t before = total_progress();
+            bool any_finished = false;
+            for (size_t i = 0; i < resident.size() && !is_stopped_.load();) {
+                Cta& cta = *resident[i];
+                try {
+                    if (!run_cta(cta)) {
+                        ++i;
+                        continue;
+                    }
+                } catch (const Fault& fault) {
+                    stop(fault, cta, {&cta});
+                    break;
+                }
+                tally_barriers(cta);
+                any_finished = true;
+                idle.push_back(std::move(resident[i]));
+                resident.erase(resident.begin() + long(i));
+            }
+            fruitless = !any_finished && before == total_progress() ? fruitless + 1 : 0;
+            if (resident.empty() || is_stopped_.load()) continue;
+            if (next_.load() < launch_.cta_order.size() && resident.size() < kMaxResident) {
+                begin_next();
+            } else if (fruitless > 3) {
+                report_spinning(resident);
+            }
+        }
+        for (const auto& cta : idle) add(*cta);
+        for (const auto& cta : resident) add(*cta);
+    }
+
+    [[noreturn]] static void fail_spinning() {
+        fail(FaultKind::deadlock, "deadlock: every resident CTA spins and nothing is in flight");
+    }
+
+    void report_spinning(const std::vector<std::unique_ptr<Cta>>& resident) {
+        std::vector<Cta*> all;
+        for (const auto& cta : resident) all.push_back(cta.get());
+        try {
+            fail_spinning();
+        } catch (const Fault& fault) {
+            stop(fault, *all[0], all);
+        }
+    }
+
+    void tally_barriers(const Cta& cta) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        for (const auto& [id, barrier] : cta.barriers) outcome_.completions[id] += barrier.generation;
+    }
+
+    void add(const Cta& cta) {
         std::lock_guard<std::mutex> lock(mutex_);
         outcome_.instructions += cta.instructions;
-        for (size_t i = 0; i < cta.executions.size(); ++i) outcome_.executions[i] += cta.executions[i];
-        for (const auto& [id, count] : cta.completions) outcome_.completions[id] += count;
+        for (size_t i = 0; i < size_t(launch_.program->num_instructions); ++i) {
+            outcome_.executions[i] += cta.executions[i];
+        }
         for (const auto& [instruction, value] : cta.notes) {
             if (outcome_.num_notes == outcome_.max_notes) break;
             outcome_.notes[2 * outcome_.num_notes] = instruction;
@@ -189,24 +264,30 @@ private:
     }
 
     // Keeps the fault of the CTA that comes first in the order.
-    void stop(const Fault& fault, const Place& place, Cta& cta, size_t order) {
+    void stop(const Fault& fault, const Cta& cta, const std::vector<Cta*>& reported) {
         is_stopped_.store(true);
-        if (launch_.commits) launch_.commits->stop();
+        if (launch_.commits) commits_.stop();
         std::lock_guard<std::mutex> lock(mutex_);
-        if (fault.kind == FaultKind::none || order >= first_fault_) return;
-        first_fault_ = order;
+        if (fault.kind == FaultKind::none || cta.place >= first_fault_) return;
+        first_fault_ = cta.place;
         outcome_.fault_kind = int(fault.kind);
-        outcome_.cta = place.cta;
-        outcome_.warp = place.warp;
-        outcome_.code = place.code;
-        outcome_.mask = place.mask;
+        outcome_.cta = cta.at.cta;
+        outcome_.warp = cta.at.warp;
+        outcome_.code = cta.at.code;
+        outcome_.mask = cta.at.mask;
+        outcome_.is_completion = cta.at.is_completion;
         std::snprintf(outcome_.fact, sizeof(outcome_.fact), "%s", fault.fact.c_str());
         outcome_.num_blocked = 0;
         if (fault.kind != FaultKind::deadlock) return;
+        for (Cta* blocked : reported) report_blocked(*blocked);
+    }
+
+    void report_blocked(Cta& cta) {
         for (const Warp& warp : cta.warps) {
             for (const Group& group : warp.groups) {
                 if (outcome_.num_blocked == outcome_.max_blocked) return;
                 Blocked& blocked = outcome_.blocked[outcome_.num_blocked++];
+                blocked.cta = cta.number;
                 blocked.warp = warp.number;
                 blocked.code = group.pc;
                 blocked.kind = int(group.wait.kind);
@@ -223,7 +304,7 @@ private:
     std::atomic<size_t> next_{0};
     std::atomic<bool> is_stopped_{false};
     std::mutex mutex_;
-    size_t first_fault_ = ~size_t(0);
+    int first_fault_ = INT_MAX;
 };
 
 }  // namespace

@@ -58,6 +58,13 @@ struct NamedBarrier {
 
 enum class Engine : int { tensor, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
 
+// Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there and completes now.
+struct Place {
+    int cta = -1, warp = -1, code = -1;
+    uint32_t mask = 0;
+    bool is_completion = false;
+};
+
 // One operation in flight; `run` has its whole effect, at completion. `after` must complete first.
 struct AsyncOperation {
     Engine engine;
@@ -66,6 +73,7 @@ struct AsyncOperation {
     std::vector<std::shared_ptr<AsyncOperation>> after;
     int64_t number = 0;
     bool done = false;
+    Place issued_at;
 };
 using Operation = std::shared_ptr<AsyncOperation>;
 
@@ -76,7 +84,8 @@ class AsyncEngines {
 public:
     enum GroupKind : int { bulk = 0, cp_async = 1 };
 
-    explicit AsyncEngines(Completion mode) : mode_(mode) {}
+    // `place` is where the machine is now: copied at issue, restored when a completion fails.
+    AsyncEngines(Completion mode, Place& place) : mode_(mode), place_(place) {}
 
     void reset(uint64_t seed);
     bool is_eager() const { return mode_ == Completion::eager; }
@@ -96,6 +105,7 @@ private:
     void complete(const Operation& operation);
 
     Completion mode_;
+    Place& place_;
     std::mt19937_64 random_;
     int64_t num_issued_ = 0;
     std::vector<Operation> tensor_pipe_, copies_;
@@ -161,7 +171,8 @@ public:
     void reduce_global(Buffer& buffer, uint64_t offset, const uint8_t* data, uint64_t num_bytes, int op, int type);
 
     Launch& launch;
-    int num_threads, number = 0, place = 0;
+    int num_threads, number = 0, place = 0;  // `place` counts in the order of CTAs
+    Place at;
     int32_t position[3] = {0, 0, 0};
     std::vector<Warp> warps;
     SharedMemory shared;
@@ -170,10 +181,9 @@ public:
     std::map<int64_t, NamedBarrier> barriers;
     std::vector<uint8_t> local;
     std::vector<int64_t> executions;          // per PTX instruction, over all CTAs run here
-    std::map<int64_t, int64_t> completions;   // per named barrier, over all CTAs run here
     std::vector<Reduction> reductions;        // put off until all earlier CTAs have committed
     std::vector<std::pair<int32_t, int64_t>> notes;  // (instruction, value): parities that the ISA forbids
-    int64_t instructions = 0, progress = 0;
+    int64_t instructions = 0, progress = 0, polls = 0;
     std::mt19937_64 random;
 
 private:
@@ -220,15 +230,11 @@ extern const int num_machine_forms;
 extern const LaneHandler lane_handlers[];
 extern const int num_lane_handlers;
 
-// Runs a CTA to its end. Throws Fault; `stopped_at` then holds warp and instruction.
-struct Place {
-    int cta = -1, warp = -1, code = -1;
-    uint32_t mask = 0;
-};
-void run_cta(Cta& cta, Place& place);
-void execute_warp(Cta& cta, Warp& warp, Place& place, int64_t budget);
+// Runs a CTA to its end, or returns false when it only polls. Throws Fault; `cta.at` then says where.
+bool run_cta(Cta& cta);
+void execute_warp(Cta& cta, Warp& warp, int64_t budget);
 bool is_ready(Cta& cta, Warp& warp, const Wait& wait);
-void complete_barrier(Cta& cta, int64_t id, NamedBarrier& barrier);
+void complete_barrier(Cta& cta, NamedBarrier& barrier);
 void check_members(const Context& c, uint32_t members);
 void check_whole_warp(const Context& c);
 

@@ -10,4 +10,7 @@ constexpr int kIndexedBranch = 3;
 constexpr int kTrap = 4;
 constexpr int kFirstMachineOp = 8;
 
+// Inst::index of a helper move in front of its instruction; one behind has -2.
+constexpr int kBefore = -1;
+
 }  // namespace undertow

@@ -1,7 +1,8 @@
 // ld, st, atom, red: PTX ISA, "Data Movement" and "Parallel Synchronization".
 //
 // aux of all: 0 space (below), 1 bytes per element, 2 number of elements, 3 bits of a register's row, 4 sign-extend,
-// 5 whether the address register has 64 bits, 6 start of the operand list of a vector (or -1), 7 see atomics.
+// 5 whether the address register has 64 bits, 6 start of the operand list of a vector (or -1), 7 of a load whether it
+// polls (volatile, relaxed, acquire), of an atomic AtomicOp | AtomicType << 8.
 // Operands: s[0] address row, imm its offset, s[1] value, s[2] swap value of cas; d[0] destination.
 #include "memory_ops.hpp"
 
@@ -125,7 +126,7 @@ void MemoryAccess::in_space(Space where, uint32_t lanes, Body&& body) {
     } else if (where == Space::param) {
         if (kind != AccessKind::read) fail(FaultKind::memory, "write to the parameter block of a kernel");
         auto& block = cta.launch.parameters;
-        check_flat(addresses, lanes, size, 0, block.size(), "parameter block");
+        check_flat(addresses, lanes, size, 0, block.size(), "the parameter block");
         body(lanes, block.data());
     } else if (where == Space::local) {
         uint64_t bytes = std::max<int64_t>(c.program.local_bytes, 16);
@@ -258,6 +259,7 @@ void atomic_as(const Context& c, MemoryAccess& access) {
     const auto op = AtomicOp(c.inst.aux[7] & 0xff);
     const auto type = AtomicType(c.inst.aux[7] >> 8);
     const bool returns = c.inst.d[0] >= 0 || c.inst.d[1] >= 0;
+    bool has_changed = false;
     access.for_each_memory([&](uint32_t lanes, uint8_t* bytes) {
         for (uint32_t left = lanes; left; left &= left - 1) {
             int i = __builtin_ctz(left);
@@ -270,18 +272,21 @@ void atomic_as(const Context& c, MemoryAccess& access) {
                 if (op == AtomicOp::cas) swap = c.row<Element>(c.inst.s[2])[i];
                 Element fresh = Element(combine(op, type, uint64_t(old), uint64_t(c.row<Element>(from)[i]), uint64_t(swap)));
                 std::memcpy(place, &fresh, sizeof(Element));
+                has_changed |= fresh != old;
                 if (!returns) continue;
                 const int32_t to = is_vector ? c.list(c.inst.d[1])[1 + k] : c.inst.d[0];
                 c.out<Element>(to)[i] = old;
             }
         }
     });
+    (has_changed ? c.cta.progress : c.cta.polls) += 1;
 }
 
 }  // namespace
 
 Step op_load(Context& c) {
     MemoryAccess access(c, AccessKind::read);
+    c.cta.polls += c.inst.aux[7];
     switch (c.inst.aux[3]) {
         case 16:
             load_into<uint16_t>(c, access);
@@ -313,7 +318,6 @@ Step op_store(Context& c) {
 
 Step op_atomic(Context& c) {
     MemoryAccess access(c, AccessKind::atomic);
-    c.cta.progress += 1;
     switch (c.inst.aux[1]) {
         case 2:
             atomic_as<uint16_t>(c, access);

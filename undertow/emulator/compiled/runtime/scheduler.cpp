@@ -26,12 +26,19 @@ Operation AsyncEngines::issue(Engine engine, int thread, std::function<void()> r
     operation->run = std::move(run);
     operation->after = std::move(after);
     operation->number = num_issued_++;
+    operation->issued_at = place_;
     (engine == Engine::tensor ? tensor_pipe_ : copies_).push_back(operation);
     return operation;
 }
 
 void AsyncEngines::complete(const Operation& operation) {
-    operation->run();
+    try {
+        operation->run();
+    } catch (const Fault&) {
+        place_ = operation->issued_at;
+        place_.is_completion = true;
+        throw;
+    }
     operation->done = true;
     operation->run = nullptr;
     operation->after.clear();
@@ -119,7 +126,7 @@ bool is_ready(Cta& cta, Warp&, const Wait& wait) {
             NamedBarrier& barrier = cta.barriers[int64_t(wait.subject)];
             bool everybody = barrier.generation == wait.argument && barrier.expected == 0 &&
                              barrier.arrived >= cta.live_warps() * kLanes;
-            if (everybody) complete_barrier(cta, int64_t(wait.subject), barrier);
+            if (everybody) complete_barrier(cta, barrier);
             return barrier.generation != wait.argument;
         }
         case WaitKind::bulk_group:
@@ -139,51 +146,67 @@ namespace {
 
 constexpr int64_t kFixedBudget = 1 << 16;  // a warp that spins on memory must let others run
 constexpr int64_t kRandomBudget = 256;
+constexpr int64_t kMaxPolls = 64;                         // fruitless polls after which a CTA counts as spinning
+constexpr int64_t kMaxInstructionsWithoutProgress = 1 << 24;
 
-void sweep(Cta& cta, Place& place, int64_t budget) {
+void sweep(Cta& cta) {
     for (Warp& warp : cta.warps) {
-        if (!warp.groups.empty()) execute_warp(cta, warp, place, budget);
+        if (!warp.groups.empty()) execute_warp(cta, warp, kFixedBudget);
     }
 }
 
-void run_at_random(Cta& cta, Place& place) {
+void run_at_random(Cta& cta) {
     for (size_t i = 0; i < cta.warps.size(); ++i) {
         Warp& warp = cta.warps[cta.random() % cta.warps.size()];
-        if (!warp.groups.empty()) execute_warp(cta, warp, place, 1 + int64_t(cta.random() % kRandomBudget));
+        if (!warp.groups.empty()) execute_warp(cta, warp, 1 + int64_t(cta.random() % kRandomBudget));
         cta.engines.maybe_step();
     }
 }
 
-// A try_wait may time out: let one come back false where nothing else can happen.
-bool expire_a_wait(Cta& cta) {
+// A try_wait may time out: let all of them come back false where nothing else can happen.
+bool expire_waits(Cta& cta) {
+    bool any = false;
     for (Warp& warp : cta.warps) {
         for (Group& group : warp.groups) {
-            if (group.wait.kind == WaitKind::mbarrier && group.wait.can_expire && !group.wait.expired) {
-                group.wait.expired = true;
-                return true;
-            }
+            if (group.wait.kind != WaitKind::mbarrier || !group.wait.can_expire) continue;
+            group.wait.expired = any = true;
         }
     }
-    return false;
+    return any;
 }
 
 }  // namespace
 
-void run_cta(Cta& cta, Place& place) {
-    place.cta = cta.number;
+bool run_cta(Cta& cta) {
+    int64_t progress = cta.progress, polls = cta.polls, since = cta.instructions, expired_at = -1;
     while (!cta.finished()) {
-        int64_t before = cta.instructions;
-        if (cta.launch.is_random_schedule) run_at_random(cta, place);
-        if (cta.instructions == before) sweep(cta, place, kFixedBudget);
-        if (cta.instructions != before) continue;
-        place.warp = place.code = -1;
+        const int64_t before = cta.instructions;
+        if (cta.launch.is_random_schedule) run_at_random(cta);
+        if (cta.instructions == before) sweep(cta);
+        const bool is_stuck = cta.instructions == before;
+        bool is_spinning = false;
+        if (cta.progress != progress) {
+            progress = cta.progress;
+            polls = cta.polls;
+            since = cta.instructions;
+        } else if (cta.polls - polls > kMaxPolls || cta.instructions - since > kMaxInstructionsWithoutProgress) {
+            polls = cta.polls;
+            since = cta.instructions;
+            is_spinning = true;
+        }
+        if (!is_stuck && !is_spinning) continue;
         if (cta.engines.pending()) {
             cta.engines.step();
-        } else if (!expire_a_wait(cta)) {
-            fail(FaultKind::deadlock, "no warp can run and nothing is in flight");
+        } else if (is_spinning) {
+            return false;
+        } else if (expired_at == cta.progress || !expire_waits(cta)) {
+            fail(FaultKind::deadlock, "deadlock: no warp can run and nothing is in flight");
+        } else {
+            expired_at = cta.progress;
         }
     }
     while (cta.engines.pending()) cta.engines.step();
+    return true;
 }
 
 }  // namespace undertow

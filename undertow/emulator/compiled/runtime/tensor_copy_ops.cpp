@@ -75,8 +75,14 @@ void for_each_row(const Window& window, Body&& body) {
 
 const TensorMap& find_map(const Context& c, uint64_t address) {
     const auto& maps = c.cta.launch.tensor_maps;
-    auto found = maps.find(address);
-    if (found == maps.end()) fail(FaultKind::memory, "no tensor map at address %#llx", ull(address));
+    const uint64_t offset = address >= kParamWindow ? address - kParamWindow : address;
+    auto found = maps.find(offset);
+    if (found == maps.end() && address < kParamWindow && address >> 32) {
+        fail(FaultKind::unsupported, "tensor map in global memory at %#llx: pass it as a parameter", ull(address));
+    }
+    if (found == maps.end()) {
+        fail(FaultKind::memory, "no TensorMap was described for the parameter at offset %llu", ull(offset));
+    }
     const int rank = c.inst.aux[0], num_coordinates = c.inst.aux[1];
     if (rank != found->second.rank || num_coordinates != rank) {
         fail(FaultKind::memory, "%d-dimensional tensor copy with %d coordinates through a map of %d dimensions", rank,

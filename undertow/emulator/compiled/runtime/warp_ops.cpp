@@ -262,4 +262,22 @@ Step op_resize(Context& c) {
     return Step::next;
 }
 
+// Complement of a predicate, for operands written `!p`.
+Step op_not_predicate(Context& c) {
+    *c.out<uint32_t>(c.inst.d[0]) = ~c.predicate(c.inst.s[0]);
+    return Step::next;
+}
+
+// %clock and its relatives count executed instructions of the CTA; aux[0]: bits of the row.
+Step op_clock(Context& c) {
+    each_lane(kFullMask, [&](int lane) {
+        if (c.inst.aux[0] == 64) {
+            c.out<uint64_t>(c.inst.d[0])[lane] = uint64_t(c.cta.instructions);
+        } else {
+            c.out<uint32_t>(c.inst.d[0])[lane] = uint32_t(c.cta.instructions);
+        }
+    });
+    return Step::next;
+}
+
 }  // namespace undertow

@@ -1,0 +1,130 @@
+"""Compile the C++ of the back end once per machine and keep the library on disk.
+
+The key is a hash of everything that can change the result: every source (generated ones included), the compiler's
+version, the flags, and the features of the processor, because the code is built for it. A library appears by one
+atomic rename, so parallel processes never load half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..errors import EmulatorError
+from . import generate
+
+RUNTIME = Path(__file__).resolve().parent / "runtime"
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-fPIC", "-pthread", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno",
+    "-fno-trapping-math",
+)  # fmt: skip
+EXACT = "-ffp-contract=off"
+"""Lane forms must round where PTX says; the MMA kernel states why contraction changes nothing there."""
+NUM_GENERATED = 8
+LIBRARY = "emulator.so"
+
+
+class CompilerMissing(EmulatorError):
+    """There is no C++ compiler, or it cannot build the back end; the message says which was tried."""
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler: $CXX, else the first of g++, clang++ and c++ on the path.
+
+    Raises: CompilerMissing.
+    """
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise CompilerMissing(f"no C++ compiler: tried {chosen or 'g++, clang++, c++'}")
+
+
+def cache_folder() -> Path:
+    """Return the folder of built libraries: $UNDERTOW_CACHE_DIR, else ~/.cache/undertow, else a temporary one."""
+    chosen = os.environ.get("UNDERTOW_CACHE_DIR")
+    candidates = [Path(chosen)] if chosen else [Path("~/.cache/undertow").expanduser()]
+    candidates.append(Path(tempfile.gettempdir()) / f"undertow-{os.getuid()}")
+    for candidate in candidates:
+        with contextlib.suppress(OSError):
+            candidate.mkdir(parents=True, exist_ok=True)
+            if os.access(candidate, os.W_OK):
+                return candidate
+    raise CompilerMissing(f"no writable cache folder among {[str(c) for c in candidates]}: set UNDERTOW_CACHE_DIR")
+
+
+def sources() -> dict[str, str]:
+    """Return all C++ sources by file name, headers and generated units included."""
+    found = {path.name: path.read_text() for path in sorted(RUNTIME.iterdir()) if path.suffix in (".cpp", ".hpp")}
+    for number, text in enumerate(generate.translation_units(NUM_GENERATED)):
+        found[f"lanes_{number}.cpp"] = text
+    return found
+
+
+def library() -> Path:
+    """Return the built library, from the cache where possible.
+
+    Raises: CompilerMissing, with the compiler's words if it refuses the sources.
+    """
+    compiler = find_compiler()
+    files = sources()
+    folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
+    if not (folder / LIBRARY).exists():
+        _build(compiler, files, folder)
+    return folder / LIBRARY
+
+
+def _key(compiler: str, files: dict[str, str]) -> str:
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
+    for part in (version, repr(FLAGS), EXACT, platform.machine(), _processor_features(), *files, *files.values()):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _processor_features() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return platform.processor()
+
+
+def _build(compiler: str, files: dict[str, str], folder: Path) -> None:
+    """Compile all units, at most one per processor at a time, link, and put the library into place."""
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, text in files.items():
+            (scratch / name).write_text(text)
+        units = sorted((n for n in files if n.endswith(".cpp")), key=lambda n: -len(files[n]))
+        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(lambda unit: _compile(compiler, scratch, unit), units))
+        objects = [f"{unit}.o" for unit in units]
+        _run([compiler, "-shared", "-pthread", *objects, "-o", LIBRARY], scratch)
+        for path in scratch.iterdir():
+            if path.suffix == ".o":
+                path.unlink()
+        with contextlib.suppress(OSError):
+            scratch.rename(folder)  # fails, harmlessly, where another process was faster
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _compile(compiler: str, scratch: Path, unit: str) -> None:
+    contraction = "-ffp-contract=fast" if unit == "mma_kernel.cpp" else EXACT
+    _run([compiler, *FLAGS, contraction, "-c", unit, "-o", f"{unit}.o"], scratch)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        said = "\n".join(done.stderr.splitlines()[:20])
+        raise CompilerMissing(f"`{' '.join(command)}` failed, so there is no compiled back end:\n{said}")
