@@ -34,7 +34,7 @@ def test_flash_attn_4_parameters_are_those_of_the_description(flash_attn_4_ptx, 
     given = problem(1, 200, 333, 2)
     described = getattr(launches, role)(given, Buffers.for_problem(given)).params
     parameters = ptx.parse_module(flash_attn_4_ptx[role]).entry(None).parameters
-    assert [getattr(value, "size", 4) for value in described] == [parameter.size for parameter in parameters]
+    assert [getattr(value, "num_bytes", 4) for value in described] == [parameter.size for parameter in parameters]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -82,7 +82,7 @@ def test_descriptions_fit_the_compiled_parameters(schedule):
     compiled = launch.compile_backward(plan(schedule))
     for kernel, described in launch.launches(compiled, tensors()):
         entry = ptx.parse_module(kernel.ptx).entry(described.kernel)
-        assert [getattr(value, "size", 4) for value in described.params] == [p.size for p in entry.parameters]
+        assert [getattr(value, "num_bytes", 4) for value in described.params] == [p.size for p in entry.parameters]
         maps = [isinstance(value, TensorMap) for value in described.params]
         assert maps == [p.align == 64 for p in entry.parameters]
         assert entry.directives["reqntid"] == described.block

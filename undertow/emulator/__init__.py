@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from undertow import ptx
+from undertow.plan.description import Ints, Launch, NumberLabels, Opaque, Pointer, Tensor, TensorMap
 
-from .description import Ints, Launch, NumberLabels, Opaque, Pointer, Tensor, TensorMap, resolve
+from .description import resolve
 from .errors import Deadlock, EmulatorError, LaunchError, MemoryFault, ProtocolError, UnsupportedPtx
 from .events import EventBus
 from .machine import Machine
@@ -136,7 +137,9 @@ def _check_options(options: Options, observers: Sequence[Observer]) -> None:
         raise LaunchError("backend: 'compiled' publishes no events; observers need 'numpy' or 'auto'")
     if options.schedule != "fixed" and not isinstance(options.schedule, (int, np.integer)):
         raise LaunchError(f"schedule: {options.schedule!r}; allowed are 'fixed' and an integer seed")
-    seeded = isinstance(options.completion, tuple) and len(options.completion) == 2 and options.completion[0] == "seeded"
+    seeded = (
+        isinstance(options.completion, tuple) and len(options.completion) == 2 and options.completion[0] == "seeded"
+    )
     if options.completion not in ("eager", "late") and not seeded:
         raise LaunchError(f"completion: {options.completion!r}; allowed are 'eager', 'late', ('seeded', seed)")
 

@@ -1,4 +1,4 @@
-"""What a launch is: grid, block, dynamic shared memory and one value per kernel parameter, and how it becomes memory.
+"""How a launch description becomes memory: geometry checked, parameters as bytes, arrays at device addresses.
 
 A tensor parameter of the CuTe DSL is the struct {u64 address, i32 dynamic dims..., padding to 8, i64 dynamic strides
 in elements...}; static extents vanish from it. A tensor map is 128 opaque bytes to the kernel, so it is described by
@@ -6,12 +6,13 @@ meaning, not by bits.
 """
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from undertow import ptx
+from undertow.plan.description import Ints, Launch, Opaque, Pointer, Tensor, TensorMap
 
 from .errors import LaunchError, UnsupportedPtx
 from .memory.global_memory import GlobalMemory, HostSpan, host_span
@@ -20,102 +21,6 @@ from .tensor_map import ELEMENT_BYTES, TensorMapGeometry
 
 MAX_SHARED_BYTES = 227 * 1024
 MAX_THREADS = 1024
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor struct: the array's address, its dynamic dims (i32) and dynamic strides (i64, in elements)."""
-
-    array: Any
-    dims: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-    name: str = ""
-
-    def pack(self, address: int) -> bytes:
-        """Lay the struct out."""
-        data = struct.pack("<Q", address) + struct.pack(f"<{len(self.dims)}i", *self.dims)
-        if self.strides:
-            data += bytes(-len(data) % 8) + struct.pack(f"<{len(self.strides)}q", *self.strides)
-        return data
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """A bare 64-bit address into an array."""
-
-    array: Any
-    offset_bytes: int = 0
-    name: str = ""
-
-
-class Ints(tuple):
-    """Several 32-bit integers in a row, such as a shape."""
-
-    def __new__(cls, *values: int):
-        """Ints(256, 64, 2, 1)."""
-        return super().__new__(cls, values)
-
-
-@dataclass(frozen=True)
-class TensorMap:
-    """A tensor map over an array: dims and box innermost first, strides in bytes for dims[1:], swizzle in bytes.
-
-    dtype: one of u8 u16 u32 s32 u64 s64 f16 bf16 f32 f64 tf32. fill_nan: out-of-bounds elements read as NaN, not 0.
-    """
-
-    array: Any
-    dtype: str
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    swizzle: int = 0
-    fill_nan: bool = False
-    offset_bytes: int = 0
-    name: str = ""
-
-
-@dataclass(frozen=True)
-class Opaque:
-    """A parameter of that many bytes that the kernel does not use; zero-filled."""
-
-    num_bytes: int
-
-
-class NumberLabels:
-    """Labels of a launch without a plan: plain numbers."""
-
-    def role(self, warp: int) -> str:
-        """Name of a warp's role."""
-        return f"warp {warp}"
-
-    def smem(self, offset: int) -> str:
-        """Name of a byte of dynamic shared memory."""
-        return f"smem+{offset:#x}"
-
-    def tmem(self, column: int) -> str:
-        """Name of a TMEM column."""
-        return f"column {column}"
-
-    def barrier_id(self, identifier: int) -> str:
-        """Name of a named barrier."""
-        return f"barrier {identifier}"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A launch description; see the package docstring for an example.
-
-    params: one entry per `.param`, in order: Tensor, Pointer, Ints, TensorMap, Opaque, int, float, bool or bytes.
-    dynamic_smem: bytes. labels: names for reports (role, smem, tmem, barrier_id); numbers by default.
-    """
-
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    params: list = field(default_factory=list)
-    dynamic_smem: int = 0
-    cluster: tuple[int, ...] = (1, 1, 1)
-    kernel: str | None = None
-    labels: Any = field(default_factory=NumberLabels)
 
 
 @dataclass
@@ -183,9 +88,7 @@ def resolve(program: Program, launch: Launch) -> Resolved:
             )
         block_bytes[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(data, np.uint8)
     shared_size = program.dynamic_base - SHARED_BASE + launch.dynamic_smem
-    return Resolved(
-        program, launch, grid, block, block_bytes, memory, tensor_maps, variables, SHARED_BASE, shared_size
-    )
+    return Resolved(program, launch, grid, block, block_bytes, memory, tensor_maps, variables, SHARED_BASE, shared_size)
 
 
 def _geometry(what: str, values: tuple[int, ...]) -> tuple[int, int, int]:
@@ -239,7 +142,8 @@ def _parameter_bytes(value: Any, address: int, parameter: ptx.Parameter, place: 
     if isinstance(value, (float, np.floating)):
         return struct.pack("<d" if parameter.size == 8 else "<f", float(value))
     raise LaunchError(
-        f"params[{place}]: {type(value).__name__}; allowed are Tensor, Pointer, Ints, TensorMap, Opaque, int, float, bytes"
+        f"params[{place}]: {type(value).__name__}; allowed are Tensor, Pointer, Ints, TensorMap, Opaque, int, float,"
+        " bytes"
     )
 
 

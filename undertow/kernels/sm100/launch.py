@@ -16,6 +16,7 @@ from undertow.kernels.compile import CompiledKernel, compile_kernel
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS, num_tiles, padded_rows
 from undertow.kernels.sm100.plan import HEAD_DIM
 from undertow.plan.description import Launch, Tensor, TensorMap
+from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, SmemRegion
 
 LOG2_E = math.log2(math.e)
@@ -202,11 +203,11 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
         grid=_query_grid(work),
         block=(ROW_KERNEL_THREADS, 1, 1),
         params=(
-            _rows(tensors.out),
-            _rows(tensors.dout),
-            _row_scalars(tensors.lse),
-            _row_scalars(work.lse_log2),
-            _row_scalars(work.d),
+            _rows(tensors.out, "out"),
+            _rows(tensors.dout, "dout"),
+            _row_scalars(tensors.lse, "lse"),
+            _row_scalars(work.lse_log2, "LSE_log2"),
+            _row_scalars(work.d, "D"),
             _accumulator(work.dq_accumulator),
         ),
     )
@@ -216,19 +217,20 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan = compiled.plan
     batch, seqlen_k, heads, _ = tensors.k.shape
-    loads = {"sQ": tensors.q, "sK": tensors.k, "sV": tensors.v, "sdO": tensors.dout}
+    loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
         grid=(num_tiles(seqlen_k, plan.tile_n), heads, batch),
         block=(plan.num_threads, 1, 1),
         dynamic_smem=plan.smem_bytes,
+        labels=PlanLabels(plan),
         params=(
-            *(_tensor_map(plan.smem_region(region), tensor) for region, tensor in loads.items()),
-            _row_scalars(work.lse_log2),
-            _row_scalars(work.d),
+            *(_tensor_map(plan.smem_region(region), getattr(tensors, name), name) for region, name in loads.items()),
+            _row_scalars(work.lse_log2, "LSE_log2"),
+            _row_scalars(work.d, "D"),
             _accumulator(work.dq_accumulator),
-            _rows(tensors.dk),
-            _rows(tensors.dv),
+            _rows(tensors.dk, "dk"),
+            _rows(tensors.dv, "dv"),
             scale * LOG2_E,
             scale,
         ),
@@ -241,7 +243,7 @@ def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: W
         kernel=kernel.entry,
         grid=_query_grid(work),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(_accumulator(work.dq_accumulator), _rows(tensors.dq), scale),
+        params=(_accumulator(work.dq_accumulator), _rows(tensors.dq, "dq"), scale),
     )
 
 
@@ -250,12 +252,12 @@ def _query_grid(work: Workspaces) -> tuple[int, int, int]:
     return (tiles, heads, batch)
 
 
-def _rows(tensor: torch.Tensor) -> Tensor:
+def _rows(tensor: torch.Tensor, name: str) -> Tensor:
     batch, seqlen, heads, _ = tensor.shape
-    return Tensor(tensor, dims=(batch, seqlen, heads), strides=legal_strides(tensor)[:-1])
+    return Tensor(tensor, dims=(batch, seqlen, heads), strides=legal_strides(tensor)[:-1], name=name)
 
 
-def _tensor_map(region: SmemRegion, tensor: torch.Tensor) -> TensorMap:
+def _tensor_map(region: SmemRegion, tensor: torch.Tensor, name: str) -> TensorMap:
     """Describe the TMA load of one stage of `region`: whole rows, swizzled; rows past the end are zeros."""
     batch, seqlen, heads, columns = tensor.shape
     strides = legal_strides(tensor)
@@ -266,16 +268,17 @@ def _tensor_map(region: SmemRegion, tensor: torch.Tensor) -> TensorMap:
         strides=tuple(strides[dim] * region.dtype.bytes for dim in (1, 2, 0)),
         box=(region.columns, region.rows, 1, 1),
         swizzle=region.columns * region.dtype.bytes,
+        name=name,
     )
 
 
-def _row_scalars(tensor: torch.Tensor) -> Tensor:
-    return Tensor(tensor, dims=tuple(tensor.shape), strides=legal_strides(tensor)[:-1])
+def _row_scalars(tensor: torch.Tensor, name: str) -> Tensor:
+    return Tensor(tensor, dims=tuple(tensor.shape), strides=legal_strides(tensor)[:-1], name=name)
 
 
 def _accumulator(tensor: torch.Tensor) -> Tensor:
     batch, heads, tiles, _ = tensor.shape
-    return Tensor(tensor, dims=(batch, heads, tiles), strides=legal_strides(tensor)[:-2])
+    return Tensor(tensor, dims=(batch, heads, tiles), strides=legal_strides(tensor)[:-2], name="dQ accumulator")
 
 
 def legal_strides(tensor: torch.Tensor) -> tuple[int, ...]:
