@@ -51,7 +51,9 @@ def decode_shared_descriptor(bits: int) -> SharedDescriptor:
     if layout == 1:
         raise UnsupportedPtx(f"matrix descriptor {bits:#018x}: 128-byte swizzle with 32-byte atoms")
     if layout not in SWIZZLE_OF_LAYOUT:
-        raise ProtocolError(f"matrix descriptor {bits:#018x}: layout field [61:64) is {layout}; allowed are 0, 1, 2, 4, 6")
+        raise ProtocolError(
+            f"matrix descriptor {bits:#018x}: layout field [61:64) is {layout}; allowed are 0, 1, 2, 4, 6"
+        )
     if base_offset:
         raise UnsupportedPtx(f"matrix descriptor {bits:#018x}: base offset {base_offset}")
     if bits >> 52 & 1:

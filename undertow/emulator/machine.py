@@ -84,7 +84,13 @@ class Machine:
     def clock(self, name: str) -> int:
         """%clock and its relatives: blocks executed so far, times a nominal 16; only good for monotonicity."""
         ticks = self.executor.num_blocks * 16
-        return ticks >> 32 if name.endswith("_hi") else ticks if "64" in name or name == "%globaltimer" else ticks & 0xFFFFFFFF
+        return (
+            ticks >> 32
+            if name.endswith("_hi")
+            else ticks
+            if "64" in name or name == "%globaltimer"
+            else ticks & 0xFFFFFFFF
+        )
 
     def tensor_map(self, address: int):
         """Find the tensor map whose (parameter or generic) address this is.

@@ -1,6 +1,6 @@
 """Warps, lane sets and CTAs: what the machine moves from block to block."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,7 @@ class RegisterFile:
     def __init__(self, num_slots: dict[str, int], num_threads: int):
         self.num_threads = num_threads
         self.p = np.zeros((max(num_slots["p"], 1), num_threads), bool)
-        self.words = {
+        self.words: dict[str, np.ndarray] = {
             name: np.empty((max(num_slots[name], 1), num_threads), dtype) for name, dtype in UNSIGNED.items()
         }
         self.words["128"] = np.empty((max(num_slots["128"], 1), num_threads * 2), np.uint64)
@@ -112,11 +112,11 @@ class LaneSet:
         """How many warps take part."""
         return len(self.warps)
 
-    def copy_in(self, used: dict[str, np.ndarray]) -> None:
+    def copy_in(self, used: Mapping[str, Sequence[int]]) -> None:
         """Bring the registers that a block uses into the compact copy; `used` maps files to register numbers."""
         self._copy(used, self.cta.registers, self.registers, inward=True)
 
-    def copy_out(self, used: dict[str, np.ndarray]) -> None:
+    def copy_out(self, used: Mapping[str, Sequence[int]]) -> None:
         """Bring the registers back."""
         self._copy(used, self.registers, self.cta.registers, inward=False)
 
@@ -153,8 +153,7 @@ class Cta:
         num_warps = -(-num_threads // 32)
         self.registers = RegisterFile(num_slots, num_warps * 32)
         self.warps = [
-            Warp(w, FULL_MASK if (w + 1) * 32 <= num_threads else (1 << num_threads % 32) - 1)
-            for w in range(num_warps)
+            Warp(w, FULL_MASK if (w + 1) * 32 <= num_threads else (1 << num_threads % 32) - 1) for w in range(num_warps)
         ]
         self.shared = SharedMemory(machine.shared_base, machine.shared_size)
         self.local = np.full((num_warps * 32, max(machine.program.local_bytes, 16)), 0xCD, np.uint8)

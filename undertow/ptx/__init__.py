@@ -12,8 +12,26 @@
 from .lexer import PtxSyntaxError, SourceText
 from .parser import parse_module
 from .program import (
-    TYPE_BITS, Address, Function, Group, Guard, Immediate, Instruction, LabelRef, Module, Negated, Operand, Pair,
-    Parameter, Register, Sink, SourceSpan, Special, Symbol, Variable, Vector,
+    TYPE_BITS,
+    Address,
+    Function,
+    Group,
+    Guard,
+    Immediate,
+    Instruction,
+    LabelRef,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Parameter,
+    Register,
+    Sink,
+    SourceSpan,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
 )  # fmt: skip
 
 __all__ = [

@@ -5,12 +5,29 @@ scope and leave with unique names (`P1@7`); labels may be used before they stand
 """
 
 import dataclasses
+from typing import Any
 
 from .cursor import Cursor
 from .declarations import parse_variables
 from .program import (
-    TYPE_BITS, Address, Function, Group, Guard, Immediate, Instruction, LabelRef, Module, Negated, Operand, Pair,
-    Register, Sink, SourceSpan, Special, Symbol, Vector,
+    TYPE_BITS,
+    Address,
+    Function,
+    Group,
+    Guard,
+    Immediate,
+    Instruction,
+    LabelRef,
+    Module,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    SourceSpan,
+    Special,
+    Symbol,
+    Vector,
 )  # fmt: skip
 
 
@@ -201,9 +218,7 @@ class BodyParser:
                 cursor.expect(",")
         cursor.expect(";")
         line, column = cursor.source.position(start)
-        self._pending.append(
-            Instruction(len(self._pending), mnemonic, tuple(operands), guard, line, column, self.span)
-        )
+        self._pending.append(Instruction(len(self._pending), mnemonic, tuple(operands), guard, line, column, self.span))
 
     def _guard(self) -> Guard:
         negated = self.cursor.take("!")
@@ -277,10 +292,9 @@ class BodyParser:
     def _address(self):
         cursor = self.cursor
         cursor.expect("[")
-        if cursor.kind == "word":
-            base = self._word()
-        else:
-            base = cursor.literal()
+        base: Any = self._word() if cursor.kind == "word" else cursor.literal()
+        if isinstance(base, (Sink, Special)):
+            raise cursor.error("an address needs a register, a variable or a number")
         offset = self._offset()
         coordinates: tuple = ()
         extra: tuple = ()
@@ -349,4 +363,3 @@ class BodyParser:
     def _is_prototype(self, place: int) -> bool:
         tokens = self.cursor.tokens
         return tokens[place + 1].text == ":" and tokens[place + 2].text in (".callprototype", ".calltargets")
-

@@ -73,7 +73,7 @@ def tokenize(source: SourceText) -> list[Token]:
             if text.startswith("/*", position):
                 raise source.error(position, "comment is never closed")
             raise source.error(position, f"unexpected character {text[position]!r}")
-        kind = found.lastgroup
+        kind = found.lastgroup or "space"
         if kind != "space":
             tokens.append(Token(kind, found.group(), position))
         position = found.end()

@@ -9,7 +9,7 @@ from .program import TYPE_BITS, Function, Module, Parameter, Variable
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _TUNING = {
     ".reqntid", ".maxntid", ".maxnreg", ".minnctapersm", ".maxnctapersm", ".noreturn", ".reqnctapercluster",
-    ".explicitcluster", ".maxclusterrank", ".blocksareclusters", ".unreliable", ".abi_preserve", ".abi_preserve_control",
+    ".explicitcluster", ".maxclusterrank", ".blocksareclusters", ".abi_preserve", ".abi_preserve_control",
 }  # fmt: skip
 
 
@@ -49,9 +49,7 @@ class _ModuleParser:
                 self._skip_line_directive()
             elif text == ".section":
                 self._skip_section()
-            elif text == ".pragma":
-                cursor.skip_past(";")
-            elif text == ".alias":
+            elif text == ".pragma" or text == ".alias":
                 cursor.skip_past(";")
             elif text in _LINKAGE or text in SPACES or text in (".entry", ".func"):
                 self._definition()

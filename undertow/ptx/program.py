@@ -5,7 +5,6 @@ everything below can use a register or label name as a key for a whole function.
 """
 
 from dataclasses import dataclass, field
-from typing import Union
 
 from .lexer import SourceText
 
@@ -99,7 +98,7 @@ class Pair:
 class Address:
     """Operands in brackets: base + offset bytes, and for tensor copies a tuple of coordinates (and im2col offsets)."""
 
-    base: Union[Register, Symbol, Immediate]
+    base: Register | Symbol | Immediate
     offset: int = 0
     coordinates: tuple["Operand", ...] = ()
     extra: tuple["Operand", ...] = ()
@@ -112,9 +111,7 @@ class Group:
     items: tuple["Operand", ...]
 
 
-Operand = Union[
-    Register, Immediate, Special, Symbol, LabelRef, Negated, Sink, Vector, Pair, Address, Group
-]
+Operand = Register | Immediate | Special | Symbol | LabelRef | Negated | Sink | Vector | Pair | Address | Group
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,7 @@ class ByteMemory:
         low, high = int(addresses.min()), int(addresses.max())
         if low < self.base or high + num_bytes > self.end:
             bad = low if low < self.base else high
-            raise MemoryFault(
-                f"{num_bytes} bytes at {bad:#x} are outside {self.label} [{self.base:#x}, {self.end:#x})"
-            )
+            raise MemoryFault(f"{num_bytes} bytes at {bad:#x} are outside {self.label} [{self.base:#x}, {self.end:#x})")
         offsets = addresses.astype(np.intp) - self.origin if self.origin else addresses.astype(np.intp)
         if num_bytes > 1:
             if int(np.bitwise_or.reduce(addresses)) & (num_bytes - 1):

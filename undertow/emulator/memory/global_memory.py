@@ -58,7 +58,7 @@ class Region(ByteMemory):
 
     def __init__(self, pointer: int, num_bytes: int, base: int, label: str, writable: bool, owners: list):
         buffer = (ctypes.c_ubyte * max(num_bytes, 1)).from_address(pointer) if num_bytes else bytearray(1)
-        data = np.frombuffer(buffer, np.uint8, num_bytes)
+        data = np.frombuffer(memoryview(buffer), np.uint8, num_bytes)
         super().__init__(data, base, num_bytes, label)
         self.pointer = pointer
         self.num_bytes = num_bytes
@@ -128,9 +128,8 @@ def _overlapping_groups(spans: list[HostSpan]) -> list[list[HostSpan]]:
     groups: list[list[HostSpan]] = []
     for span in sorted(spans, key=lambda s: (s.pointer, -s.num_bytes)):
         end = max((s.pointer + s.num_bytes for s in groups[-1]), default=0) if groups else 0
-        if groups and span.num_bytes and span.pointer < end:
-            groups[-1].append(span)
-        elif groups and span.num_bytes == 0 and span.pointer == groups[-1][0].pointer:
+        overlaps = bool(span.num_bytes) and span.pointer < end
+        if groups and (overlaps or (not span.num_bytes and span.pointer == groups[-1][0].pointer)):
             groups[-1].append(span)
         else:
             groups.append([span])

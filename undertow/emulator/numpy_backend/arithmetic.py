@@ -7,14 +7,15 @@ from .floats import half_add, half_max, half_min
 from .rounding import flushed, widen
 
 UFUNCS = (
-    "add subtract multiply divide negative absolute minimum maximum bitwise_and bitwise_or bitwise_xor invert copysign"
-    " logical_and logical_or logical_xor logical_not equal not_equal less less_equal greater greater_equal copyto"
-).split()
+    np.add, np.subtract, np.multiply, np.divide, np.negative, np.absolute, np.minimum, np.maximum, np.bitwise_and,
+    np.bitwise_or, np.bitwise_xor, np.invert, np.copysign, np.logical_and, np.logical_or, np.logical_xor,
+    np.logical_not, np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.copyto,
+)  # fmt: skip
 
 
 def names() -> dict:
     """The namespace of generated block functions: NumPy's elementwise functions and our routines."""
-    space: dict = {name: getattr(np, name) for name in UFUNCS}
+    space: dict = {function.__name__: function for function in UFUNCS}
     space["flushed"] = flushed
     for room in (integers, floats, comparisons, conversions):
         space.update({k: v for k, v in vars(room).items() if callable(v) and not k.startswith("_")})

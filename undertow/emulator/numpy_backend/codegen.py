@@ -225,7 +225,9 @@ def compile_block(program: Program, block: Block, observed: bool) -> BlockCode:
         try:
             writer.instruction(decoded)
         except UnsupportedPtx as error:
-            raise UnsupportedPtx(f"{decoded.instruction.mnemonic}: {error.fact}").at(program.where(decoded.index)) from None
+            raise UnsupportedPtx(f"{decoded.instruction.mnemonic}: {error.fact}").at(
+                program.where(decoded.index)
+            ) from None
     if len(writer.lines) == 1:
         writer.line("pass")
     source = "\n".join(writer.lines) + "\n"

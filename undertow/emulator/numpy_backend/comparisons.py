@@ -42,13 +42,15 @@ def compare_both(a, b, d, e, cmp: str, ftz: bool) -> None:
     np.copyto(e, ~value)
 
 
-def compare_combined(a, b, c, d, cmp: str, ftz: bool, boolean: str) -> None:
+def compare_combined(a, b, c, d, how: tuple[str, bool, str]) -> None:
     """setp combined with a predicate."""
+    cmp, ftz, boolean = how
     np.copyto(d, _BOOLEAN[boolean](comparison(a, b, cmp, ftz), c))
 
 
-def compare_combined_both(a, b, c, d, e, cmp: str, ftz: bool, boolean: str) -> None:
+def compare_combined_both(a, b, c, d, e, how: tuple[str, bool, str]) -> None:
     """setp with both destinations, each combined with a predicate."""
+    cmp, ftz, boolean = how
     value, c = comparison(a, b, cmp, ftz), np.array(c)
     np.copyto(d, _BOOLEAN[boolean](value, c))
     np.copyto(e, _BOOLEAN[boolean](~value, c))

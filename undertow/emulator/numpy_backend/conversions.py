@@ -28,7 +28,9 @@ def float_to_integer(a, d, source: str, mode: str, ftz: bool) -> None:
     x = np.where(np.isnan(x), 0.0, x)
     too_high, too_low = x >= float(info.max), x <= float(info.min)
     safe = np.where(too_high | too_low, 0.0, x)
-    np.copyto(d, np.where(too_high, d.dtype.type(info.max), np.where(too_low, d.dtype.type(info.min), safe.astype(d.dtype))))
+    np.copyto(
+        d, np.where(too_high, d.dtype.type(info.max), np.where(too_low, d.dtype.type(info.min), safe.astype(d.dtype)))
+    )
 
 
 def integer_to_float(a, d, target: str, mode: str, sat: bool) -> None:
@@ -94,8 +96,9 @@ def _bf16_word(x) -> np.ndarray:
     return word
 
 
-def pack_half(a, b, d, kind: str, mode: str, relu: bool, satfinite: bool) -> None:
+def pack_half(a, b, d, kind: str, how: tuple[str, bool, bool]) -> None:
     """Round two f32 to f16 or bf16 in any mode, first source in the upper half."""
+    mode, relu, satfinite = how
     halves = []
     for x in (a, b):
         x = np.asarray(x)

@@ -158,7 +158,8 @@ class Executor:
                 self._leave(warps, lanes, bound, [FULL_MASK] * count)
                 return
             if pc >= len(self.program.code):
-                self._exit(warps, [FULL_MASK] * count)
+                for warp in warps:
+                    warp.groups = {}
                 return
             budget -= 1
             if budget <= 0:
@@ -261,12 +262,6 @@ class Executor:
                 chosen = lanes.index[mine & (bound.predicate == value)] % 32
                 self._join(groups, targets[value], sum(1 << int(i) for i in chosen))
             warp.groups = groups
-
-    def _exit(self, warps: list[Warp], masks: list[int]) -> None:
-        """Lanes ran past the last instruction."""
-        for warp in warps:
-            warp.groups = {}
-        del masks
 
     @staticmethod
     def _on_exit(cta: Cta) -> None:

@@ -1,4 +1,4 @@
-"""Floating-point routines that the `numpy` column of the semantics table calls; the destination comes last but flags."""
+"""Floating-point routines that the `numpy` column of the semantics table calls; flags follow the destination."""
 
 from fractions import Fraction
 
@@ -6,6 +6,9 @@ import numpy as np
 
 from ..errors import UnsupportedPtx
 from .rounding import add_odd, flushed, fma_f32, fma_odd, narrow, round_f32, round_f32_odd, saturated, widen
+
+How = tuple[str, bool, bool]
+"""Rounding mode (n, z, m, p), flush subnormals, saturate."""
 
 CANONICAL_NAN = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
 
@@ -20,36 +23,40 @@ def _inputs(ftz: bool, *values) -> list[np.ndarray]:
     return [flushed(np.asarray(v)) if ftz else np.asarray(v) for v in values]
 
 
-def float_add32(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_add32(a, b, d, how: How) -> None:
     """f32 sum in any rounding mode."""
+    mode, ftz, sat = how
     a, b = _inputs(ftz, a, b)
     value = np.add(a, b) if mode == "n" else round_f32(add_odd(a.astype(np.float64), b.astype(np.float64)), mode)
     _finish(d, value, ftz, sat)
 
 
-def float_sub32(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_sub32(a, b, d, how: How) -> None:
     """f32 difference in any rounding mode."""
-    float_add32(a, np.negative(b), d, mode, ftz, sat)
+    float_add32(a, np.negative(b), d, how)
 
 
-def float_mul32(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_mul32(a, b, d, how: How) -> None:
     """f32 product in any rounding mode."""
+    mode, ftz, sat = how
     a, b = _inputs(ftz, a, b)
     value = np.multiply(a, b) if mode == "n" else round_f32(np.multiply(a, b, dtype=np.float64), mode)
     _finish(d, value, ftz, sat)
 
 
-def float_fma32(a, b, c, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_fma32(a, b, c, d, how: How) -> None:
     """f32 fused multiply-add in any rounding mode."""
-    if mode == "n" and not ftz and not sat:
+    mode, ftz, sat = how
+    if how == ("n", False, False):
         fma_f32(a, b, c, d)
         return
     a, b, c = _inputs(ftz, a, b, c)
     _finish(d, round_f32(fma_odd(a, b, c), mode), ftz, sat)
 
 
-def float_div32(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_div32(a, b, d, how: How) -> None:
     """f32 quotient; a float64 quotient of f32 values lies on the right side of every f32 rounding boundary."""
+    mode, ftz, sat = how
     a, b = _inputs(ftz, a, b)
     value = np.divide(a, b) if mode == "n" else round_f32(np.divide(a, b, dtype=np.float64), mode)
     _finish(d, value, ftz, sat)
@@ -60,33 +67,33 @@ def _only_nearest(mode: str) -> None:
         raise UnsupportedPtx("f64 arithmetic in a directed rounding mode")
 
 
-def float_add64(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_add64(a, b, d, how: How) -> None:
     """f64 sum."""
-    _only_nearest(mode)
+    _only_nearest(how[0])
     np.add(a, b, d)
 
 
-def float_sub64(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_sub64(a, b, d, how: How) -> None:
     """f64 difference."""
-    _only_nearest(mode)
+    _only_nearest(how[0])
     np.subtract(a, b, d)
 
 
-def float_mul64(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_mul64(a, b, d, how: How) -> None:
     """f64 product."""
-    _only_nearest(mode)
+    _only_nearest(how[0])
     np.multiply(a, b, d)
 
 
-def float_div64(a, b, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_div64(a, b, d, how: How) -> None:
     """f64 quotient."""
-    _only_nearest(mode)
+    _only_nearest(how[0])
     np.divide(a, b, d)
 
 
-def float_fma64(a, b, c, d, mode: str, ftz: bool, sat: bool) -> None:
+def float_fma64(a, b, c, d, how: How) -> None:
     """f64 fused multiply-add, exact through rationals: slow and right."""
-    _only_nearest(mode)
+    _only_nearest(how[0])
     out = np.multiply(a, b) + c
     a, b, c = (np.broadcast_to(v, out.shape) for v in (a, b, c))
     flat = out.reshape(-1)
@@ -168,7 +175,8 @@ def _extreme(plain, propagating, is_max: bool):
             value = np.where(np.isnan(value), CANONICAL_NAN, value)
         return value
 
-    def routine(a, b, d, ftz: bool, nan: bool, xorsign_abs: bool) -> None:
+    def routine(a, b, d, how: tuple[bool, bool, bool]) -> None:
+        ftz, nan, xorsign_abs = how
         a, b = _inputs(ftz, a, b)
         if xorsign_abs:
             sign = np.where(np.signbit(a) ^ np.signbit(b), a.dtype.type(-1), a.dtype.type(1))
@@ -180,9 +188,10 @@ def _extreme(plain, propagating, is_max: bool):
         a, b, c = _inputs(ftz, a, b, c)
         np.copyto(d, choose(choose(a, b, nan), c, nan))
 
-    def half(a, b, d, kind: str, ftz: bool, nan: bool, xorsign_abs: bool) -> None:
+    def half(a, b, d, kind: str, how: tuple[bool, bool, bool]) -> None:
+        ftz, nan, xorsign_abs = how
         out = np.empty(d.shape, np.float32)
-        routine(_widened(a, kind, ftz), _widened(b, kind, ftz), out, False, nan, xorsign_abs)
+        routine(_widened(a, kind, ftz), _widened(b, kind, ftz), out, (False, nan, xorsign_abs))
         np.copyto(d, narrow(out, kind))
 
     return routine, three, half
@@ -237,9 +246,10 @@ def _finish_half(d, value: np.ndarray, kind: str, flags: tuple[bool, bool, bool]
 
 
 def _half_binary(operation):
-    def routine(a, b, d, kind: str, ftz: bool, sat: bool, relu: bool) -> None:
+    def routine(a, b, d, kind: str, flags: tuple[bool, bool, bool]) -> None:
+        ftz = flags[0]
         value = operation(_widened(a, kind, ftz).astype(np.float64), _widened(b, kind, ftz).astype(np.float64))
-        _finish_half(d, round_f32_odd(value), kind, (ftz, sat, relu))
+        _finish_half(d, round_f32_odd(value), kind, flags)
 
     routine.__doc__ = "Half-precision operation: exact (or rounded to odd), then rounded once."
     return routine
@@ -250,10 +260,11 @@ half_sub = _half_binary(lambda a, b: add_odd(a, -b))
 half_mul = _half_binary(np.multiply)
 
 
-def half_fma(a, b, c, d, kind: str, ftz: bool, sat: bool, relu: bool) -> None:
+def half_fma(a, b, c, d, kind: str, flags: tuple[bool, bool, bool]) -> None:
     """Half-precision fused multiply-add, rounded once."""
-    value = fma_odd(_widened(a, kind, ftz), _widened(b, kind, ftz), _widened(c, kind, ftz))
-    _finish_half(d, round_f32_odd(value), kind, (ftz, sat, relu))
+    a, b, c = (_widened(x, kind, flags[0]) for x in (a, b, c))
+    value = fma_odd(a, b, c)
+    _finish_half(d, round_f32_odd(value), kind, flags)
 
 
 def half_neg(a, d, kind: str, ftz: bool) -> None:

@@ -1,5 +1,7 @@
 """Integer routines that the `numpy` column of the semantics table calls; the destination comes last."""
 
+from typing import Any
+
 import numpy as np
 
 FULL = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
@@ -90,7 +92,9 @@ def int_div(a, b, d) -> None:
     if a.dtype.kind == "i":
         quotient = quotient + (((a < 0) != (safe < 0)) & (quotient * safe != a))
         quotient = np.where(safe == -1, np.negative(a), quotient)
-    _store(d, np.where(b == 0, _unsigned(np.array(FULL[a.dtype.itemsize], f"u{a.dtype.itemsize}")).view(a.dtype), quotient))
+    _store(
+        d, np.where(b == 0, _unsigned(np.array(FULL[a.dtype.itemsize], f"u{a.dtype.itemsize}")).view(a.dtype), quotient)
+    )
 
 
 def int_rem(a, b, d) -> None:
@@ -231,10 +235,10 @@ def sub_borrow(a, b, borrow_in, borrow_out, d) -> None:
     _store(d, first.view(d.dtype))
 
 
-def mad_carry(a, b, c, half: str, carry_in, carry_out, d) -> None:
+def mad_carry(a, b, c, half: str, carries: tuple[Any, Any], d) -> None:
     """Multiply, take one half of the product, add c with carry."""
     product = np.multiply(_unsigned(a), _unsigned(b)) if half == "lo" else _unsigned(high_product(a, b))
-    add_carry(product, c, carry_in, carry_out, d)
+    add_carry(product, c, *carries, d)
 
 
 def shl(a, b, d) -> None:

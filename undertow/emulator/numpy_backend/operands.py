@@ -170,7 +170,9 @@ class Names:
 
     def _symbol_number(self, name: str) -> int:
         kernel, module = self.program.kernel, self.program.module
-        return [*(p.name for p in kernel.parameters), *kernel.variables, *module.variables, *module.functions].index(name)
+        return [*(p.name for p in kernel.parameters), *kernel.variables, *module.variables, *module.functions].index(
+            name
+        )
 
     def typed_source(self, typed: TypedOperand) -> str:
         """Expression for a source operand of a row; a tensor address becomes (address, [coordinates])."""

@@ -4,11 +4,35 @@ Importing this package registers all rows; see `table` for how a row is written 
 """
 
 from . import (
-    asynchronous_copy, barriers, bulk_copy, comparison, control, conversion, data_movement, floating, half_precision,
-    integer, logic, mbarrier, memory, tcgen05, tensor_copy, warp, warp_matrix,
+    asynchronous_copy,
+    barriers,
+    bulk_copy,
+    comparison,
+    control,
+    conversion,
+    data_movement,
+    floating,
+    half_precision,
+    integer,
+    logic,
+    mbarrier,
+    memory,
+    tcgen05,
+    tensor_copy,
+    warp,
+    warp_matrix,
 )  # fmt: skip
 from .table import (
-    CPP_FUNCTIONS, NO_EFFECTS, ROWS, Decoded, Effect, OperandSpec, Row, TypedOperand, UnsupportedPtx, decode,
+    CPP_FUNCTIONS,
+    NO_EFFECTS,
+    ROWS,
+    Decoded,
+    Effect,
+    OperandSpec,
+    Row,
+    TypedOperand,
+    UnsupportedPtx,
+    decode,
 )  # fmt: skip
 
 __all__ = [

@@ -35,7 +35,8 @@ def _cp_async(decoded, bus):
         event = MemoryAccess(operation.lanes, decoded, kind, space, "generic", addresses, size, None, operation)
         sink(event)
 
-    def handler(lanes, mask, dst, src, size, src_size=None, policy=None):
+    def handler(lanes, mask, dst, src, size, *rest):
+        src_size = rest[0] if rest else None
         num_bytes = int(np.asarray(size).flat[0])
         if num_bytes not in (4, 8, 16):
             raise ProtocolError(f"cp.async of {num_bytes} bytes; allowed are 4, 8 and 16")

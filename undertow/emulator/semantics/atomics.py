@@ -31,10 +31,10 @@ def combine(op: str, type_name: str, old: np.ndarray, new: np.ndarray, swap: np.
         a, b = (np.ascontiguousarray(x).view(np.uint16) for x in (old, new))
         out = np.empty_like(a)
         if op == "add":
-            arithmetic.half_add(a, b, out, half, False, False, False)
+            arithmetic.half_add(a, b, out, half, (False, False, False))
         else:
             function = arithmetic.half_min if op == "min" else arithmetic.half_max
-            function(a, b, out, half, False, False, False)
+            function(a, b, out, half, (False, False, False))
         return out.view(old.dtype)
     dtype = np.dtype(f"{type_name[0].replace('s', 'i').replace('b', 'u')}{old.dtype.itemsize}")
     a, b = old.view(dtype), new.view(dtype)

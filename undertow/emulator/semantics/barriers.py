@@ -19,8 +19,8 @@ CLUSTER_BARRIER = 16
 """Key of the hardware's cluster barrier in `Cta.barriers`, after the sixteen named ones."""
 
 
-def _arrive(lanes, decoded, warp: int, barrier_id: int, threads: int, op: str, sink) -> NamedBarrier:
-    """Count one warp's arrival and complete the barrier if it was the last."""
+def _arrive(lanes, warp: int, barrier_id: int, threads: int, publish) -> None:
+    """Count one warp's arrival and complete the barrier if it was the last; `publish` reports the arrival."""
     cta = lanes.cta
     if not 0 <= barrier_id <= CLUSTER_BARRIER:
         raise ProtocolError(f"barrier {barrier_id}; allowed are 0 to 15")
@@ -38,11 +38,17 @@ def _arrive(lanes, decoded, warp: int, barrier_id: int, threads: int, op: str, s
     if barrier.arrived > needed:
         raise ProtocolError(f"barrier {barrier_id}: {barrier.arrived} threads arrived, {needed} expected")
     completed = barrier.arrived == needed
-    if sink:
-        sink(BarrierOperation(lanes, decoded, op, warp, barrier_id, barrier.generation, threads, completed))
+    if publish:
+        publish(warp, barrier_id, barrier.generation, threads, completed)
     if completed:
         complete_barrier(cta, barrier)
-    return barrier
+
+
+def _publisher(lanes, decoded, op: str, sink):
+    """A function that reports arrivals, or None if nobody listens."""
+    if sink is None:
+        return None
+    return lambda *facts: sink(BarrierOperation(lanes, decoded, op, *facts))
 
 
 def complete_barrier(cta, barrier: NamedBarrier) -> None:
@@ -87,7 +93,7 @@ def _make_sync(decoded, bus, reduce=None):
                     reduce(lanes.cta.barriers.setdefault(number, NamedBarrier()), lanes, warp_number, predicate)
                 before = lanes.cta.barriers.get(number, NamedBarrier()).generation
                 warp.barrier_tokens[index] = (number, before)
-                _arrive(lanes, decoded, warp_number, number, count, "sync", sink)
+                _arrive(lanes, warp_number, number, count, _publisher(lanes, decoded, "sync", sink))
             number, generation = warp.barrier_tokens[index]
             if lanes.cta.barriers[number].generation == generation:
                 waiting = waiting or number
@@ -140,7 +146,7 @@ def _make_arrive(decoded, bus):
             return
         for warp in lanes.warps:
             count = _operand(lanes, threads, warp)
-            _arrive(lanes, decoded, warp, _operand(lanes, barrier_id, warp), count, "arrive", sink)
+            _arrive(lanes, warp, _operand(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink))
 
     return handler
 
@@ -205,7 +211,7 @@ def _cluster_arrive(decoded, bus):
         for warp in lanes.warps:
             barrier = lanes.cta.barriers.setdefault(CLUSTER_BARRIER, NamedBarrier())
             lanes.cta.warps[warp].barrier_tokens[-1] = (CLUSTER_BARRIER, barrier.generation)
-            _arrive(lanes, decoded, warp, CLUSTER_BARRIER, 0, "arrive", sink)
+            _arrive(lanes, warp, CLUSTER_BARRIER, 0, _publisher(lanes, decoded, "arrive", sink))
 
     return handler
 

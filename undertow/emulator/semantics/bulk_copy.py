@@ -36,9 +36,7 @@ class AsyncAccess:
         """Report accesses of `size` bytes at each address by an operation."""
         if self.sink:
             places = np.atleast_1d(np.asarray(addresses, np.int64))
-            self.sink(
-                MemoryAccess(operation.lanes, self.decoded, kind, space, "async", places, size, None, operation)
-            )
+            self.sink(MemoryAccess(operation.lanes, self.decoded, kind, space, "async", places, size, None, operation))
 
 
 def check_bulk(size: int, *addresses: int) -> None:
@@ -64,16 +62,14 @@ def _bulk_load(decoded, bus):
 )  # fmt: skip
 def _bulk_load_multicast(decoded, bus):
     load = _make_bulk_load(decoded, bus)
-    return lambda lanes, mask, dst, src, size, barrier, cta_mask, policy=None: load(
-        lanes, mask, dst, src, size, barrier
-    )
+    return lambda lanes, mask, *sources: load(lanes, mask, *sources[:4])
 
 
 def _make_bulk_load(decoded, bus):
     publish, signal = AsyncAccess(decoded, bus), Signals(decoded, bus)
 
-    def handler(lanes, mask, dst, src, size, barrier, policy=None):
-        cta = lanes.cta
+    def handler(lanes, mask, dst, src, size, *rest):
+        cta, barrier = lanes.cta, rest[0]
         for position, (target, source, num_bytes, word) in distinct(lanes, mask, dst, src, size, barrier):
             target, word = shared_address(target), shared_address(word)
             check_bulk(num_bytes, target, source)
@@ -200,9 +196,7 @@ machine(
 )(make_wait("bulk", read_only=True))  # fmt: skip
 
 
-@machine(
-    "st.bulk{.weak}{.shared::cta} [a], size:u64, value:u64", chapter=CHAPTER, effects=(Effect("write", "shared"),)
-)
+@machine("st.bulk{.weak}{.shared::cta} [a], size:u64, value:u64", chapter=CHAPTER, effects=(Effect("write", "shared"),))
 def _st_bulk(decoded, bus):
     """Fill shared memory with zero bytes: the ISA allows no other value."""
     sink = bus.sink(MemoryAccess)

@@ -1,5 +1,7 @@
 """Comparison and selection: PTX ISA, "Comparison and Selection Instructions"."""
 
+from typing import Any
+
 from .table import alu
 
 CHAPTER = "comparison-and-selection-instructions"
@@ -60,13 +62,13 @@ def _setp_forms() -> None:
             return f"compare_both(a, b, d, e, {mods['cmp']!r}, {bool(mods.get('ftz'))})"
 
         def combined(mods) -> str:
-            return f"compare_combined(a, b, c, d, {mods['cmp']!r}, {bool(mods.get('ftz'))}, {mods['bool']!r})"
+            return f"compare_combined(a, b, c, d, ({mods['cmp']!r}, {bool(mods.get('ftz'))}, {mods['bool']!r}))"
 
         def combined_both(mods) -> str:
             flags = f"{mods['cmp']!r}, {bool(mods.get('ftz'))}, {mods['bool']!r}"
-            return f"compare_combined_both(a, b, c, d, e, {flags})"
+            return f"compare_combined_both(a, b, c, d, e, ({flags}))"
 
-        words = {"cmp": comparisons, "type": types}
+        words: dict[str, Any] = {"cmp": comparisons, "type": types}
         syntax = f"setp.<cmp>{kind}.<type> "
         alu(syntax + "d:pred, a, b", chapter=CHAPTER, numpy=direct, cpp=cpp, **words)
         alu(syntax + "d:pred|e:pred, a, b", chapter=CHAPTER, numpy=both, cpp=cpp_both, **words)

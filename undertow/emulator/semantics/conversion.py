@@ -68,7 +68,11 @@ def _cpp_float(mods) -> str | None:
     if mods["ftz"] or mods["sat"] or mods["relu"]:
         return None
     if mode.endswith("i"):
-        return f"d = {'float' if target == 'f32' else 'double'}(round_int(double(a), '{mode[1]}'))" if source == target and target in ("f32", "f64") else None
+        return (
+            f"d = {'float' if target == 'f32' else 'double'}(round_int(double(a), '{mode[1]}'))"
+            if source == target and target in ("f32", "f64")
+            else None
+        )
     value = {"f16": "f16_to_f32(a)", "bf16": "bf16_to_f32(a)", "f32": "a", "f64": "a"}[source]
     if target in ("f32", "f64") and (source != "f64" or target == "f64"):
         return f"d = {value}"
@@ -92,7 +96,7 @@ alu(
     numpy=lambda m: (
         "pack_bf16x2(a, b, d)"
         if m["dt"] == "bf16x2" and m["rnd"] == "rn" and not m["relu"] and not m["satfinite"]
-        else f"pack_half(a, b, d, {m['dt'][:-2]!r}, {m['rnd'][1]!r}, {m['relu']}, {m['satfinite']})"
+        else f"pack_half(a, b, d, {m['dt'][:-2]!r}, ({m['rnd'][1]!r}, {m['relu']}, {m['satfinite']}))"
     ),
     cpp=lambda m: (
         f"d = uint32_t(f32_to_{m['dt'][:-2]}(A)) << 16 | f32_to_{m['dt'][:-2]}(B)".replace(

@@ -25,7 +25,7 @@ def _numpy(name: str, operands: str, exact_ufunc: str | None = None):
         if exact_ufunc and plain:
             return f"{exact_ufunc}({operands}, d)"
         wide = "64" if mods["type"] == "f64" else "32"
-        return f"{name}{wide}({operands}, d, {rounding(mods)!r}, {bool(mods.get('ftz'))}, {bool(mods.get('sat'))})"
+        return f"{name}{wide}({operands}, d, ({rounding(mods)!r}, {bool(mods.get('ftz'))}, {bool(mods.get('sat'))}))"
 
     return text
 
@@ -74,7 +74,7 @@ for _name, _sign in (("add", "+"), ("sub", "-")):
             f"{_name}{{.<rnd>}}{{.sat}}.f32.{_half} d:f32, a:{_half}, c:f32", chapter="mixed-precision-floating-point",
             rnd=RND,
             numpy=lambda m, n=_name, h=_half: (
-                f"float_{n}32(widen_{h}(a), c, d, {rounding(m)!r}, False, {m['sat']})"
+                f"float_{n}32(widen_{h}(a), c, d, ({rounding(m)!r}, False, {m['sat']}))"
             ),
             cpp=lambda m, s=_sign, h=_half: (
                 f"d = {'sat' if m['sat'] else ''}({h}_to_f32(a) {s} c)" if rounding(m) == "n" else None
@@ -85,7 +85,7 @@ for _half in ("f16", "bf16"):
         f"fma.<rnd>{{.sat}}.f32.{_half} d:f32, a:{_half}, b:{_half}, c:f32", chapter="mixed-precision-floating-point",
         rnd=RND,
         numpy=lambda m, h=_half: (
-            f"float_fma32(widen_{h}(a), widen_{h}(b), c, d, {rounding(m)!r}, False, {m['sat']})"
+            f"float_fma32(widen_{h}(a), widen_{h}(b), c, d, ({rounding(m)!r}, False, {m['sat']}))"
         ),
         cpp=lambda m, h=_half: (
             f"d = {'sat' if m['sat'] else ''}(fmaf({h}_to_f32(a), {h}_to_f32(b), c))" if rounding(m) == "n" else None
@@ -98,10 +98,13 @@ alu(
 )  # fmt: skip
 alu(
     "div.<how>{.ftz}.<type> d, a, b", chapter=CHAPTER, how="approx full", type="f32",
-    numpy=lambda m: f"float_div32(a, b, d, 'n', {m['ftz']}, False)",
+    numpy=lambda m: f"float_div32(a, b, d, ('n', {m['ftz']}, False))",
     cpp=lambda m: "d = ftz(ftz(a) / ftz(b))" if m["ftz"] else "d = a / b",
 )  # fmt: skip
-for _name, _ufunc, _expression in (("rcp", "reciprocal", "1.0 / double(a)"), ("sqrt", "square_root", "std::sqrt(double(a))")):
+for _name, _ufunc, _expression in (
+    ("rcp", "reciprocal", "1.0 / double(a)"),
+    ("sqrt", "square_root", "std::sqrt(double(a))"),
+):
     alu(
         f"{_name}.<rnd>{{.ftz}}.<type> d, a", chapter=CHAPTER, rnd=RND, type="f32 f64",
         numpy=lambda m, u=_ufunc: f"{u}(a, d, {rounding(m)!r}, {m['ftz']})",
@@ -114,8 +117,8 @@ for _name, _ufunc, _expression in (("rcp", "reciprocal", "1.0 / double(a)"), ("s
     )  # fmt: skip
 
 for _name, _cpp_name in (
-    ("ex2", "EX2"), ("lg2", "LG2"), ("rcp", "RCP"), ("rsqrt", "RSQRT"), ("sqrt", "SQRT"), ("sin", "SIN"), ("cos", "COS"),
-    ("tanh", "TANH"),
+    ("ex2", "EX2"), ("lg2", "LG2"), ("rcp", "RCP"), ("rsqrt", "RSQRT"), ("sqrt", "SQRT"), ("sin", "SIN"),
+    ("cos", "COS"), ("tanh", "TANH"),
 ):  # fmt: skip
     alu(
         f"{_name}.approx{{.ftz}}.<type> d, a", chapter=CHAPTER, type="f32",
@@ -139,7 +142,7 @@ for _name in ("min", "max"):
     alu(
         f"{_name}{{.ftz}}{{.NaN}}{{.xorsign}}{{.abs}}.<type> d, a, b", chapter=CHAPTER, type="f32 f64",
         numpy=lambda m, n=_name: (
-            f"float_{n}(a, b, d, {m['ftz']}, {m['NaN']}, {m['xorsign'] and m['abs']})"
+            f"float_{n}(a, b, d, ({m['ftz']}, {m['NaN']}, {m['xorsign'] and m['abs']}))"
         ),
         cpp=lambda m, n=_name: (
             None if m["xorsign"] else

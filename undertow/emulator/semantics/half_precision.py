@@ -16,11 +16,11 @@ def scalar(mods) -> str:
 
 
 def _flags(mods) -> str:
-    return f"{bool(mods.get('ftz'))}, {bool(mods.get('sat'))}, {bool(mods.get('relu'))}"
+    return f"({bool(mods.get('ftz'))}, {bool(mods.get('sat'))}, {bool(mods.get('relu'))})"
 
 
 def _cpp(expression: str):
-    """X(a) widens to float; sums and products of halves are exact enough in float that one more rounding is innocuous."""
+    """X(a) widens to float; there, sums and products of halves are exact enough for one more rounding."""
 
     def text(mods) -> str | None:
         kind = scalar(mods)
@@ -56,7 +56,7 @@ for _name in ("min", "max"):
     alu(
         f"{_name}{{.ftz}}{{.NaN}}{{.xorsign}}{{.abs}}.<type> d, a, b", chapter=CHAPTER, type=TYPES,
         numpy=lambda m, n=_name: (
-            f"half_{n}(a, b, d, {scalar(m)!r}, {m['ftz']}, {m['NaN']}, {m['xorsign'] and m['abs']})"
+            f"half_{n}(a, b, d, {scalar(m)!r}, ({m['ftz']}, {m['NaN']}, {m['xorsign'] and m['abs']}))"
         ),
         cpp=lambda m, n=_name: (
             None

@@ -105,7 +105,7 @@ alu(
     numpy=lambda m: f"bfind(a, d, {m['shiftamt']})",
     cpp=lambda m: (
         f"auto t = {cpp_type('u' + m['type'][1:])}({'a < 0 ? ~a : a' if m['type'][0] == 's' else 'a'});"
-        f" d = t == 0 ? 0xffffffffu : {f'clz(t)' if m['shiftamt'] else f'{bits_of(m) - 1} - clz(t)'}"
+        f" d = t == 0 ? 0xffffffffu : {'clz(t)' if m['shiftamt'] else f'{bits_of(m) - 1} - clz(t)'}"
     ),
 )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _register_carry_forms() -> None:
             product = "UINT(UINT(a) * UINT(b))" if half == "lo" else "UINT(mulhi(a, b))"
             alu(
                 f"{name}.<type> d, a, b, c", chapter=EXTENDED, type=WORDS,
-                numpy=f"mad_carry(a, b, c, {half!r}, {'cc' if carry_in else None}, {'cc' if sets else None}, d)",
+                numpy=f"mad_carry(a, b, c, {half!r}, ({'cc' if carry_in else None}, {'cc' if sets else None}), d)",
                 cpp=_cpp_carry(f"BIG({product}) + UINT(c) + {'cc' if carry_in else 0}", set_carry if sets else ""),
             )  # fmt: skip
 

@@ -5,6 +5,8 @@ spin: the instruction runs again when the phase has completed, and comes back fa
 A state token is phase << 32 | pending arrivals.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ..events import MbarrierOperation
@@ -17,7 +19,7 @@ from .table import Effect, machine
 CHAPTER = "parallel-synchronization-and-communication-instructions-mbarrier"
 SPACE = "shared shared::cta shared::cluster"
 _TAIL = "{.<order>}{.<scope>}{.<space>}.b64 "
-_CLASSES = {"space": SPACE, "order": "release relaxed acquire", "scope": "cta cluster"}
+_CLASSES: dict[str, Any] = {"space": SPACE, "order": "release relaxed acquire", "scope": "cta cluster"}
 SPLIT = object()
 """Returned by a blocking handler when the warps of a gang must be asked one by one."""
 
@@ -182,11 +184,7 @@ def _make_wait(by_parity: bool, can_block: bool):
         index = decoded.index
 
         def publish(lanes, address: int, phase: int, success: bool, parity: int | None) -> None:
-            sink(
-                MbarrierOperation(
-                    lanes, decoded, "wait", address, phase, success, 1, order, scope, None, parity
-                )
-            )
+            sink(MbarrierOperation(lanes, decoded, "wait", address, phase, success, 1, order, scope, None, parity))
 
         def awaited(cell, key: int) -> int:
             """Index of the phase that is waited for: the latest complete or current one of that parity."""
@@ -276,4 +274,3 @@ for _opcode, _can_block in (("test_wait", False), ("try_wait", True)):
 @machine("mbarrier.pending_count.b64 d:b32, state:b64", chapter=CHAPTER, effects=(Effect("read", "mbarrier"),))
 def _pending_count(decoded, bus):
     return lambda lanes, mask, state: (full(state, lanes.n) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-

@@ -4,6 +4,8 @@ Addresses without a state space are generic: windows of the address space belong
 memory, the rest is global. Within one instruction lanes act in ascending order.
 """
 
+from typing import Any
+
 import numpy as np
 
 from ..errors import MemoryFault, UnsupportedPtx
@@ -16,7 +18,7 @@ from .table import Effect, machine
 CHAPTER = "data-movement-and-conversion-instructions"
 SPACES = "global shared shared::cta shared::cluster local param param::entry param::func const"
 TYPES = "b8 u8 s8 b16 u16 s16 b32 u32 s32 f32 b64 u64 s64 f64 b128"
-_CACHE = {
+_CACHE: dict[str, Any] = {
     "cop": "ca cg cs lu cv wb wt",
     "evict": "L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate",
     "evict2": "L2::evict_normal L2::evict_first L2::evict_last",

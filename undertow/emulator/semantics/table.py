@@ -117,8 +117,8 @@ class Row:
 
     def column(self, which: str, mods: Mapping) -> str | None:
         """Return the text of the `numpy` or `cpp` column for these modifiers."""
-        value = getattr(self, which)
-        return value(mods) if callable(value) else value
+        value = self.numpy if which == "numpy" else self.cpp
+        return value if value is None or isinstance(value, str) else value(mods)
 
 
 @dataclass(frozen=True)

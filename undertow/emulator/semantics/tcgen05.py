@@ -214,7 +214,9 @@ class _Mma:
         index = operand_index(decode_shared_descriptor(bits), mn_major, extent)
         low, high = int(index.min()) * 2, int(index.max()) * 2 + 2
         if low < shared.base or high > shared.end:
-            raise MemoryFault(f"MMA operand [{low:#x}, {high:#x}) leaves shared memory [{shared.base:#x}, {shared.end:#x})")
+            raise MemoryFault(
+                f"MMA operand [{low:#x}, {high:#x}) leaves shared memory [{shared.base:#x}, {shared.end:#x})"
+            )
         if self.memory_sink:
             places = np.unique(index >> 3) << 4
             self.memory_sink(
@@ -251,9 +253,7 @@ class _Mma:
         if self.tmem_sink:
             for kind in ("read", "write") if keep else ("write",):
                 self.tmem_sink(
-                    TmemAccess(
-                        operation.lanes, self.decoded, kind, operation.warp, 0, 128, column, idesc.n, operation
-                    )
+                    TmemAccess(operation.lanes, self.decoded, kind, operation.warp, 0, 128, column, idesc.n, operation)
                 )
 
 
@@ -267,7 +267,8 @@ def _make_mma(a_in_tmem: bool, has_lane_mask: bool):
     def make(decoded, bus):
         mma = _Mma(decoded, bus)
 
-        def handler(lanes, mask, d, a, b, idesc, *rest):
+        def handler(lanes, mask, *sources):
+            d, a, b, idesc, *rest = sources
             if has_lane_mask:
                 _check_lane_mask(rest[0])
                 rest = rest[1:]

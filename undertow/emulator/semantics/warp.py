@@ -88,9 +88,7 @@ def _shfl(decoded, bus):
             value = np.take(a.reshape(-1, 32), source, axis=1).reshape(-1)
             return (value, np.tile(valid, lanes.num_warps)) if wants_predicate else value
         lane = lanes.index % 32
-        source, valid = shuffle_source(
-            mode, lane, full(b, lanes.n).astype(np.int64), full(c, lanes.n).astype(np.int64)
-        )
+        source, valid = shuffle_source(mode, lane, full(b, lanes.n).astype(np.int64), full(c, lanes.n).astype(np.int64))
         position = np.full(lanes.cta.num_threads + 32, -1)
         position[lanes.index] = np.arange(lanes.n)
         where = position[lanes.index - lane + source]
@@ -197,9 +195,7 @@ def _redux(decoded, bus):
     def reduce(values, lane):
         return ufunc.reduce(values, dtype=values.dtype)
 
-    return _collective(
-        decoded, bus, lambda lanes, a: _per_warp(lanes, full(a, lanes.n), reduce).view(np.uint32)
-    )
+    return _collective(decoded, bus, lambda lanes, a: _per_warp(lanes, full(a, lanes.n), reduce).view(np.uint32))
 
 
 @machine("activemask.b32 d:b32", chapter=CHAPTER, effects=(Effect("read", "lanes"),))

@@ -17,7 +17,7 @@ _LANE = np.arange(32)
 _SPACE = "shared shared::cta"
 
 
-def _rows(lanes, mask, address, count: int, sink, decoded, kind: str) -> np.ndarray:
+def _rows(lanes, mask, address, count: int, decoded, sink) -> np.ndarray:
     """Shared byte offsets of each warp's rows: array (warps, count, 8)."""
     if not lanes.full or mask is not None:
         raise ProtocolError(f"{decoded.instruction.opcode} executed by part of a warp")
@@ -26,6 +26,7 @@ def _rows(lanes, mask, address, count: int, sink, decoded, kind: str) -> np.ndar
     lanes.cta.shared.rows(places.ravel(), 16)
     if sink:
         which = (np.arange(lanes.num_warps)[:, None] * 32 + np.arange(8 * count)[None, :]).ravel()
+        kind = "read" if decoded.instruction.opcode == "ldmatrix" else "write"
         sink(MemoryAccess(lanes, decoded, kind, "shared", "generic", places.ravel(), 16, which))
     return places.reshape(lanes.num_warps, count, 8)
 
@@ -47,7 +48,7 @@ def _ldmatrix(decoded, bus):
     sink = bus.sink(MemoryAccess)
 
     def handler(lanes, mask, address):
-        rows = _rows(lanes, mask, address, count, sink, decoded, "read")
+        rows = _rows(lanes, mask, address, count, decoded, sink)
         memory = lanes.cta.shared.view(2, 1)[:, 0]
         low, high = (memory[_element_offsets(rows, transposed, h) >> 1].astype(np.uint32) for h in (0, 1))
         values = (low | high << 16).transpose(1, 0, 2).reshape(count, lanes.n)
@@ -65,7 +66,7 @@ def _stmatrix(decoded, bus):
     sink = bus.sink(MemoryAccess)
 
     def handler(lanes, mask, address, items):
-        rows = _rows(lanes, mask, address, count, sink, decoded, "write")
+        rows = _rows(lanes, mask, address, count, decoded, sink)
         stack = np.stack([full(i, lanes.n) for i in (items if isinstance(items, list) else [items])])
         values = stack.reshape(count, lanes.num_warps, 32).transpose(1, 0, 2)
         memory = lanes.cta.shared.view(2, 1)[:, 0]
