@@ -126,6 +126,18 @@ def test_a_second_call_compiles_nothing():
     assert compile_kernel("scale", None, unused) == first
 
 
+def test_a_cached_kernel_is_fetched_without_importing_the_dsl():
+    """What makes a second `undertow verify` start at once."""
+    from undertow.kernels.sm100.launch import compile_preprocess
+
+    code = "import sys; from undertow.kernels.sm100.launch import compile_preprocess, DType; "
+    code += "print(len(compile_preprocess(DType.BF16).cubin), 'cutlass' in sys.modules)"
+    expected = [str(len(compile_preprocess(DType.BF16).cubin)), "False"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == expected, done.stderr
+
+
 @pytest.mark.parametrize("file", ["kernel.ptx", "kernel.cubin", "kernel.json"])
 def test_a_damaged_cache_entry_is_compiled_again(own_cache, file):
     first = compile_small("scale")

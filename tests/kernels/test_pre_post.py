@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
 from torch import Tensor
 
-from undertow import emulator
+from undertow import emulator, ptx
 from undertow.kernels.compile import CompiledKernel
 from undertow.kernels.sm100 import launch
 from undertow.kernels.sm100.layouts import padded_rows
@@ -110,6 +111,40 @@ def test_nan_is_passed_on_and_not_hidden(preprocess):
     work = run_preprocess(kernel, out, dout, lse)
     assert work.lse_log2[0, 0, :9].isnan().nonzero().tolist() == [[3]]
     assert work.d.isnan().nonzero().tolist() == [[0, 0, 5]]
+
+
+def test_offsets_beyond_32_bits_are_reached(preprocess, tmp_path):
+    """The second batch begins 2^32 elements on, where any product in 32 bits would fall back onto the first."""
+    dtype, kernel = preprocess
+    far = 2**32
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 2 * (far + 2 * HEAD_DIM))  # bytes, of which two pages are ever touched
+    element = launch.TORCH_TYPES[dtype]
+    buffer = torch.from_file(str(tmp_path / "sparse"), shared=True, size=far + 2 * HEAD_DIM, dtype=element)
+    out, dout = (buffer[at:].as_strided((2, 1, 1, HEAD_DIM), (far, HEAD_DIM, HEAD_DIM, 1)) for at in (0, HEAD_DIM))
+    dout.fill_(1.0)
+    out[0], out[1] = 2.0, 3.0
+    work = run_preprocess(kernel, out, dout, torch.zeros(2, 1, 1))
+    assert work.d[:, 0, 0].tolist() == [2.0 * HEAD_DIM, 3.0 * HEAD_DIM]
+
+    work.dq_accumulator.fill_(5.0)
+    kernel = launch.compile_postprocess(dtype)
+    emulator.launch(
+        kernel.ptx, launch.postprocess_launch(kernel, row_tensors(out, out, torch.zeros(2, 1, 1)), work, 1.0)
+    )
+    assert out.unique().tolist() == [5.0]
+
+
+@pytest.mark.parametrize("name", ["preprocess", "postprocess"])
+def test_rows_move_in_16_byte_vectors(name):
+    """All global accesses are 16 bytes wide but those of LSE, LSE_log2 and D, of which a lane has one each."""
+    kernel = {"preprocess": launch.compile_preprocess, "postprocess": launch.compile_postprocess}[name](DType.BF16)
+    instructions = ptx.parse_module(kernel.ptx).entry(None).instructions
+    accesses = [i.mnemonic for i in instructions if i.mnemonic.startswith(("ld.global", "st.global"))]
+    narrow = [access for access in accesses if not access.endswith((".v4.b32", ".v2.b64"))]
+    assert len(accesses) > len(narrow)
+    expected = ["ld.global.b32", "st.global.b32", "st.global.b32"] if name == "preprocess" else []
+    assert sorted(narrow) == expected
 
 
 def accumulator_of(dq: Tensor, padding: float) -> Tensor:
