@@ -154,7 +154,7 @@ def backward_kernel(
         gdK, gdV = outputs.mdK[batch, key_row, head, None], outputs.mdV[batch, key_row, head, None]
         epilogue(EpilogueContext(plan, pipelines, lanes, warpgroup, has_row, gdK, gdV, softmax_scale))
         barrier(plan, "teardown")
-    else:
+    else:  # one warpgroup, so one setmaxnreg for its three roles
         set_registers(plan, "mma")
         if is_role(plan, "mma", warp):
             mma(MmaContext(plan, channels(smem, "mma"), smem, tmem, cta.query_tiles))

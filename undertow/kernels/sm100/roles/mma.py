@@ -58,9 +58,9 @@ def _issue(c: MmaContext, op: MmaOp, tile: int | Int32) -> None:
     d = c.tmem + c.plan.tmem_region(op.d).column
     instruction = instruction_descriptor(c.plan, op)
     for step in range(op.k // K_STEP):
-        fresh_sum = False if op.into_zero else tile > 0
+        continues = not op.into_zero and tile > 0
         issue_mma(
-            d, _operand(c, op, op.a, tile, step), _operand(c, op, op.b, tile, step), instruction, step > 0 or fresh_sum
+            d, _operand(c, op, op.a, tile, step), _operand(c, op, op.b, tile, step), instruction, step > 0 or continues
         )
 
 
