@@ -115,7 +115,8 @@ class MbarrierOperation:
     op: init, inval, arrive, arrive_drop, expect_tx, complete_tx or wait. `phase` is the phase index the operation
     acted on (for a wait: the phase waited for), counting completed phases from 0 since init; `completed` says whether
     that phase ended by it (for a wait: whether it succeeded). count: arrivals or bytes. order: acquire, release,
-    relaxed. `operation`: the engine's work behind a complete_tx or a commit's arrive.
+    relaxed. `operation`: the engine's work behind a complete_tx or a commit's arrive. `which`: positions within
+    `lanes` that took part (None: all).
     """
 
     lanes: Any
@@ -129,6 +130,7 @@ class MbarrierOperation:
     scope: str = ""
     operation: AsyncOperation | None = None
     parity: int | None = None
+    which: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +161,11 @@ class WarpSynchronised:
 
 @dataclass(frozen=True, slots=True)
 class FenceExecuted:
-    """fence, membar or fence.proxy; the mods of `decoded` say which."""
+    """fence, membar or fence.proxy by the lanes of `mask` (None: all); the mods of `decoded` say which."""
 
     lanes: Any
     decoded: Decoded
+    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +185,10 @@ class AsyncCompleted:
 
 @dataclass(frozen=True, slots=True)
 class BulkGroup:
-    """op commit or wait by one thread (CTA lane number); `pending` groups may stay open; `read_only`: .read form."""
+    """op commit or wait by one thread (CTA lane number) on its groups of one kind, bulk or cp_async.
+
+    `operations`: those of the group, or for a wait how many groups may stay open; `read_only`: .read form.
+    """
 
     lanes: Any
     decoded: Decoded
@@ -190,6 +196,7 @@ class BulkGroup:
     thread: int
     operations: tuple
     read_only: bool = False
+    kind: str = "bulk"
 
 
 class EventBus:

@@ -82,7 +82,7 @@ def make_commit(kind: str):
             for thread in active_threads(lanes, mask):
                 group = lanes.cta.engines.commit_group(kind, thread)
                 if sink:
-                    sink(BulkGroup(lanes, decoded, "commit", thread, tuple(group)))
+                    sink(BulkGroup(lanes, decoded, "commit", thread, tuple(group), kind=kind))
 
         return handler
 
@@ -114,7 +114,7 @@ def make_wait(kind: str, read_only: bool = False, everything: bool = False):
                 return [Wait(wait_kind, allowed, detail, ready) for _ in lanes.warps]
             if sink:
                 for thread in threads:
-                    sink(BulkGroup(lanes, decoded, "wait", thread, (allowed,), read_only))
+                    sink(BulkGroup(lanes, decoded, "wait", thread, (allowed,), read_only, kind))
             return None
 
         return handler

@@ -115,8 +115,9 @@ def _bulk_shared(decoded, bus):
                 publish(operation, "write", "shared", target, num_bytes)
                 signal(lanes, "complete_tx", word, num_bytes, operation)
 
+            details = {"shared": target, "source": source, "bytes": num_bytes, "mbarrier": word}
             thread = int(lanes.index[position])
-            cta.engines.issue(AsyncOperation("bulk_load", decoded, lanes, thread, run))
+            cta.engines.issue(AsyncOperation("bulk_load", decoded, lanes, thread, run, (), details))
 
     return handler
 

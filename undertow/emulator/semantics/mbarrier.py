@@ -13,7 +13,7 @@ from ..events import MbarrierOperation
 from ..observers.base import Finding
 from ..state import Wait
 from . import data_movement
-from .lane_values import common_value, full
+from .lane_values import active_positions, common_value, full
 from .table import Effect, machine
 
 CHAPTER = "parallel-synchronization-and-communication-instructions-mbarrier"
@@ -41,8 +41,8 @@ class Signals:
         self.order = mods.get("order") or "release"
         self.scope = mods.get("scope") or "cta"
 
-    def __call__(self, lanes, op: str, address: int, count: int, operation=None) -> None:
-        """Do `op` (arrive, arrive_drop, expect_tx or complete_tx) on the barrier at an address."""
+    def __call__(self, lanes, op: str, address: int, count: int, operation=None, which=None) -> None:
+        """Do `op` (arrive, arrive_drop, expect_tx or complete_tx) on the barrier at an address, by lanes `which`."""
         cta = lanes.cta
         cell = cta.shared.mbarrier(address)
         phase, completed = cell.phase, False
@@ -56,7 +56,17 @@ class Signals:
         if self.sink:
             self.sink(
                 MbarrierOperation(
-                    lanes, self.decoded, op, address, phase, completed, count, self.order, self.scope, operation
+                    lanes,
+                    self.decoded,
+                    op,
+                    address,
+                    phase,
+                    completed,
+                    count,
+                    self.order,
+                    self.scope,
+                    operation,
+                    which=which,
                 )
             )
 
@@ -116,7 +126,7 @@ def _make_tx(op: str):
         def handler(lanes, mask, address, count):
             for position in range(lanes.n) if mask is None else np.flatnonzero(mask).tolist():
                 where = shared_address(int(full(address, lanes.n)[position]))
-                signal(lanes, op, where, int(full(count, lanes.n)[position]))
+                signal(lanes, op, where, int(full(count, lanes.n)[position]), None, np.array([position]))
 
         return handler
 
@@ -142,7 +152,7 @@ def _make_arrive(drop: bool, expects: bool):
                 where, arrivals = simple[0]
                 cell = cells.mbarrier(where)
                 tokens[:] = cell.phase << 32 | cell.pending
-                signal(lanes, op, where, arrivals)
+                signal(lanes, op, where, arrivals, None, active_positions(lanes, mask))
                 return tokens
             addresses, counts = full(address, lanes.n), None if count is None else full(count, lanes.n)
             for position in range(lanes.n) if mask is None else np.flatnonzero(mask).tolist():
@@ -150,10 +160,11 @@ def _make_arrive(drop: bool, expects: bool):
                 cell = cells.mbarrier(where)
                 tokens[position] = cell.phase << 32 | cell.pending
                 amount = 1 if counts is None else int(counts[position])
+                which = np.array([position])
                 if expects:
-                    signal(lanes, "expect_tx", where, amount)
+                    signal(lanes, "expect_tx", where, amount, None, which)
                     amount = 1
-                signal(lanes, op, where, amount)
+                signal(lanes, op, where, amount, None, which)
             return tokens
 
         return handler
@@ -183,8 +194,15 @@ def _make_wait(by_parity: bool, can_block: bool):
         order, scope = decoded.mods.get("order") or "acquire", decoded.mods.get("scope") or "cta"
         index = decoded.index
 
-        def publish(lanes, address: int, phase: int, success: bool, parity: int | None) -> None:
-            sink(MbarrierOperation(lanes, decoded, "wait", address, phase, success, 1, order, scope, None, parity))
+        def publish(lanes, which, question: tuple[int, int], success: bool) -> None:
+            address, key = question
+            phase = awaited(lanes.cta.shared.mbarrier(address), key)
+            parity = key if by_parity else None
+            sink(
+                MbarrierOperation(
+                    lanes, decoded, "wait", address, phase, success, 1, order, scope, None, parity, which
+                )
+            )
 
         def awaited(cell, key: int) -> int:
             """Index of the phase that is waited for: the latest complete or current one of that parity."""
@@ -196,7 +214,7 @@ def _make_wait(by_parity: bool, can_block: bool):
         def is_complete(cell, key: int) -> bool:
             return cell.has_completed(key & 1) if by_parity else cell.phase > key >> 32
 
-        def one(lanes, address: int, key: int):
+        def one(lanes, mask, address: int, key: int):
             """All lanes ask the same question: True, False, or one Wait per warp."""
             cell = lanes.cta.shared.mbarrier(address)
             if by_parity and key > 1:
@@ -208,7 +226,7 @@ def _make_wait(by_parity: bool, can_block: bool):
             if not success:
                 lanes.cta.polls += 1
             if sink:
-                publish(lanes, address, awaited(cell, key), success, key if by_parity else None)
+                publish(lanes, active_positions(lanes, mask), (address, key), success)
             return np.bool_(success)
 
         def handler(lanes, mask, address, key, hint=None):
@@ -219,7 +237,7 @@ def _make_wait(by_parity: bool, can_block: bool):
                 addresses, keys = full(address, lanes.n)[mask], full(key, lanes.n)[mask]
             where, what = common_value(addresses), common_value(keys)
             if where is not None and what is not None:
-                return one(lanes, shared_address(where), what)
+                return one(lanes, mask, shared_address(where), what)
             if lanes.num_warps > 1:
                 return SPLIT
             results = np.zeros(lanes.n, bool)
@@ -237,9 +255,9 @@ def _make_wait(by_parity: bool, can_block: bool):
                 wait.ready = lambda: any(is_complete(lanes.cta.shared.mbarrier(p), v) for p, v in questions)
                 return [wait]
             if sink:
-                for place, value in dict.fromkeys(questions):
-                    cell = lanes.cta.shared.mbarrier(place)
-                    publish(lanes, place, awaited(cell, value), is_complete(cell, value), value if by_parity else None)
+                for question in dict.fromkeys(questions):
+                    which = np.array([p for p, q in zip(asked.tolist(), questions, strict=True) if q == question])
+                    publish(lanes, which, question, bool(results[which[0]]))
             return results
 
         return handler
