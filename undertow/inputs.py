@@ -7,7 +7,7 @@ names the tensor, what it is and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Batch:
     dout: Tensor
     out: Tensor
     lse: Tensor
-    computed: tuple[str, ...] = ()
+    computed: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_tensors({name: getattr(self, name) for name in REQUIRED + OPTIONAL})

@@ -116,7 +116,7 @@ def test_wrong_tensors_are_refused_by_name(name, spoil, message):
     with pytest.raises(InputError, match=message):
         check_tensors(content)
     with pytest.raises(InputError, match=message):
-        Batch(content["q"], content["k"], content["v"], content["dout"], content["out"], content["lse"])
+        Batch(*(content[name] for name in ("q", "k", "v", "dout", "out", "lse")))
 
 
 def test_a_wrong_tensor_in_a_file_is_named_with_the_file(tmp_path):

@@ -1,0 +1,86 @@
+"""The backward pass from end to end without a GPU: tensors in, gradients out, every kernel executed as its PTX says."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from undertow import emulator
+from undertow.inputs import Batch, Shape
+from undertow.kernels.sm100.launch import BackwardTensors, compile_backward, launches
+from undertow.kernels.sm100.plan import plan as plan_of
+from undertow.plan.schema import Plan
+from undertow.reference import Gradients
+
+DEFAULT_OPTIONS = emulator.Options()
+KERNELS = ("preprocess", "main", "postprocess")  # in launch order
+
+
+@dataclass(frozen=True)
+class EmulatedBackward:
+    """Gradients of one emulated backward pass, and what the emulator counted on the way.
+
+    results: one emulator result per kernel of KERNELS.
+    """
+
+    plan: Plan
+    shape: Shape
+    gradients: Gradients
+    results: dict[str, Any]
+    compile_seconds: float
+    run_seconds: float
+
+    @property
+    def backend(self) -> str:
+        """The emulator back end that ran the kernels."""
+        return self.results["main"].backend
+
+    @property
+    def tile_iterations(self) -> int:
+        """Trips of the main kernel's tile loop, over all CTAs."""
+        query_tiles = -(-self.shape.seqlen_q // self.plan.tile_m)
+        key_tiles = -(-self.shape.seqlen_k // self.plan.tile_n)
+        return query_tiles * key_tiles * self.shape.heads * self.shape.batch
+
+    @property
+    def compute_barriers_per_tile(self) -> float:
+        """Compute-wide barriers that the main kernel executed, per tile; the epilogue uses none of them."""
+        executed = self.results["main"].barriers.get(self.plan.barrier_ids["compute"], 0)
+        return executed / self.tile_iterations
+
+
+@functools.lru_cache(maxsize=16)  # decoding takes longer than running a small batch; four schedules have six kernels
+def _program(ptx: str, entry: str) -> emulator.Program:
+    return emulator.load_program(ptx, entry)
+
+
+def backward(
+    batch: Batch,
+    *,
+    schedule: str = "split",
+    softmax_scale: float | None = None,
+    options: emulator.Options = DEFAULT_OPTIONS,
+) -> EmulatedBackward:
+    """dQ, dK, dV of `batch` from the compiled kernels of `schedule`, executed on the emulator.
+
+    softmax_scale: None is 1 / sqrt(64).
+    Raises: PlanError for an unknown schedule, CompileError, LaunchInputError for tensors the kernels cannot take,
+    EmulatorError if a kernel does something that is not legal.
+    """
+    plan = plan_of(schedule)
+    begin = time.perf_counter()
+    compiled = compile_backward(plan)
+    compile_seconds = time.perf_counter() - begin
+    # NaN: an element that no kernel writes must not pass for a gradient
+    dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (batch.q, batch.k, batch.v))
+    tensors = BackwardTensors(batch.q, batch.k, batch.v, batch.out, batch.dout, batch.lse, dq, dk, dv)
+    results = {}
+    begin = time.perf_counter()
+    for name, (kernel, launch) in zip(KERNELS, launches(compiled, tensors, softmax_scale)):
+        results[name] = emulator.launch(_program(kernel.ptx, kernel.entry), launch, options)
+    run_seconds = time.perf_counter() - begin
+    return EmulatedBackward(plan, batch.shape, Gradients(dq, dk, dv), results, compile_seconds, run_seconds)
