@@ -55,7 +55,7 @@ def gemm_kernel(failure: Constexpr, rows: cute.CopyAtom, columns: cute.CopyAtom,
     cute.arch.sync_threads()
     tmem = allocated_tmem()
     if warp == LOAD:
-        _load(failure, rows, columns, tiles)
+        _load(rows, columns, tiles)
     elif warp == MMA:
         _multiply(failure, tmem, tiles)
     else:
@@ -66,7 +66,7 @@ def gemm_kernel(failure: Constexpr, rows: cute.CopyAtom, columns: cute.CopyAtom,
 
 
 @cute.jit
-def _load(failure: Constexpr, rows: cute.CopyAtom, columns: cute.CopyAtom, tiles: Int32):
+def _load(rows: cute.CopyAtom, columns: cute.CopyAtom, tiles: Int32):
     for i in cutlass.range(tiles * K_BLOCKS, unroll=1):
         stage = i % STAGES
         wait(EMPTY + stage, (i // STAGES & 1) ^ 1)
