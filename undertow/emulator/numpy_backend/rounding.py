@@ -10,13 +10,15 @@ SMALLEST_NORMAL = {np.dtype("f2"): np.float16(2.0**-14), np.dtype("f4"): np.floa
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
-    """Turn f32 subnormals into zeros of the same sign."""
+    """Turn f32 subnormals into zeros of the same sign; f64 values stay as they are."""
+    if np.asarray(x).dtype == np.float64:
+        return x
     return np.where(np.abs(x) < SMALLEST_NORMAL[np.dtype("f4")], np.copysign(np.float32(0), x), x)
 
 
 def saturated(x: np.ndarray) -> np.ndarray:
-    """Clamp to [0, 1]; NaN becomes 0."""
-    return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, 0, 1)).astype(x.dtype)
+    """Clamp to [0, 1]; NaN and -0 become +0."""
+    return np.where(x > 0, np.minimum(x, 1), x.dtype.type(0)).astype(x.dtype)
 
 
 def _to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:

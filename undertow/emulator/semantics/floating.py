@@ -138,6 +138,16 @@ for _name, _ufunc, _expression in (("abs", "absolute", "std::fabs"), ("neg", "ne
         numpy=lambda m, u=_ufunc: f"{u}(flushed(a), d)" if m["ftz"] else f"{u}(a, d)",
         cpp=lambda m, x=_expression: f"d = {x}(ftz(a))" if m["ftz"] else f"d = {x}(a)",
     )  # fmt: skip
+
+
+def extreme(name: str, mods) -> str:
+    """C++ of min or max of A and B; .xorsign.abs takes magnitudes and gives the product's sign."""
+    function = f"f{name}_{'nan' if mods['NaN'] else 'num'}"
+    if mods["xorsign"] and mods["abs"]:
+        return f"sign_of_product({function}(std::fabs(A), std::fabs(B)), A, B)"
+    return f"{function}(A, B)"
+
+
 for _name in ("min", "max"):
     alu(
         f"{_name}{{.ftz}}{{.NaN}}{{.xorsign}}{{.abs}}.<type> d, a, b", chapter=CHAPTER, type="f32 f64",
@@ -145,8 +155,9 @@ for _name in ("min", "max"):
             f"float_{n}(a, b, d, ({m['ftz']}, {m['NaN']}, {m['xorsign'] and m['abs']}))"
         ),
         cpp=lambda m, n=_name: (
-            None if m["xorsign"] else
-            f"d = f{n}_{'nan' if m['NaN'] else 'num'}({'ftz(a), ftz(b)' if m['ftz'] else 'a, b'})"
+            None
+            if m["xorsign"] != m["abs"]
+            else "d = " + extreme(n, m).translate(_FLUSHED_OPERANDS if m["ftz"] else _PLAIN_OPERANDS)
         ),
     )  # fmt: skip
     alu(
