@@ -19,7 +19,7 @@ from .observers.base import Finding
 from .report import place, warp_reports
 from .scheduler import make_scheduler
 from .semantics import data_movement
-from .state import Cta, LaneSet, Warp
+from .state import Cta, LaneSet
 
 MAX_POLLS = 64
 """Fruitless polls after which a CTA counts as spinning."""
@@ -66,6 +66,7 @@ class Machine:
         """The handler of a machine form, made once per instruction."""
         if index not in self._handlers:
             decoded = self.program.code[index]
+            assert decoded.row.make is not None
             self._handlers[index] = decoded.row.make(decoded, self.bus)
         return self._handlers[index]
 
@@ -213,15 +214,17 @@ class Machine:
         expired_at = -1
         while True:
             engines.maybe_step()
-            ready = [w for w in cta.warps if w.groups and self._is_ready(w)]
+            ready = [w for w in cta.warps if w.groups and executor.next_pc(w) is not None]
             if not ready:
                 if engines.pending:
                     self._step(cta)
                     continue
                 if cta.finished:
                     return True
-                ready = [w for w in cta.warps if w.groups and executor.next_pc(w) is not None]
-            if not ready:
+                stuck = [w for w in cta.warps if w.groups and executor.next_pc(w, overtake=True) is not None]
+                if stuck:
+                    executor.run(cta, stuck[0], 0, 1)
+                    continue
                 if expired_at == cta.progress or not self._expire(cta):
                     self._report_deadlock([cta], "no warp can run and nothing is in flight")
                 expired_at = cta.progress
@@ -240,14 +243,6 @@ class Machine:
                     self._step(cta)
                 else:
                     return False
-
-    @staticmethod
-    def _is_ready(warp: Warp) -> bool:
-        """Whether the lanes of a warp that are furthest behind can go on."""
-        if not warp.waits:
-            return True
-        wait = warp.waits.get(min(warp.groups))
-        return wait is None or wait.expired or wait.ready()
 
     def _step(self, cta: Cta) -> None:
         """Complete one asynchronous operation; errors name where it was issued."""

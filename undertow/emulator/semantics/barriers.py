@@ -22,8 +22,6 @@ CLUSTER_BARRIER = 16
 def _arrive(lanes, warp: int, barrier_id: int, threads: int, publish) -> None:
     """Count one warp's arrival and complete the barrier if it was the last; `publish` reports the arrival."""
     cta = lanes.cta
-    if not 0 <= barrier_id <= CLUSTER_BARRIER:
-        raise ProtocolError(f"barrier {barrier_id}; allowed are 0 to 15")
     if threads % 32:
         raise ProtocolError(f"barrier {barrier_id} for {threads} threads; allowed are multiples of 32")
     barrier = cta.barriers.setdefault(barrier_id, NamedBarrier())
@@ -84,7 +82,7 @@ def _make_sync(decoded, bus, reduce=None):
         waiting = None
         for warp_number in lanes.warps:
             warp = lanes.cta.warps[warp_number]
-            number = _operand(lanes, barrier_id, warp_number)
+            number = _barrier_number(lanes, barrier_id, warp_number)
             if index not in warp.barrier_tokens:
                 count = 0 if threads is None else _operand(lanes, threads, warp_number)
                 if threads is not None and count == 0:
@@ -131,6 +129,13 @@ def _barrier_wait(lanes, index: int, number: int) -> list[Wait]:
     return [wait_of(cta.warps[w]) for w in lanes.warps]
 
 
+def _barrier_number(lanes, values, warp: int) -> int:
+    number = _operand(lanes, values, warp)
+    if not 0 <= number < CLUSTER_BARRIER:
+        raise ProtocolError(f"barrier {number}; allowed are 0 to 15")
+    return number
+
+
 for _spelling in ("bar{.cta}.sync", "barrier{.cta}.sync{.aligned}"):
     machine(
         f"{_spelling} barrier:u32{{, threads:u32}}", chapter=CHAPTER, effects=_SYNC, blocking=True
@@ -146,7 +151,7 @@ def _make_arrive(decoded, bus):
             return
         for warp in lanes.warps:
             count = _operand(lanes, threads, warp)
-            _arrive(lanes, warp, _operand(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink))
+            _arrive(lanes, warp, _barrier_number(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink))
 
     return handler
 
@@ -240,7 +245,7 @@ def _make_fence(decoded, bus):
 
     def handler(lanes, mask, *sources):
         if sink:
-            sink(FenceExecuted(lanes, decoded))
+            sink(FenceExecuted(lanes, decoded, mask))
 
     return handler
 
