@@ -197,3 +197,36 @@ def test_choosing_a_kernel():
         module.entry(None)
     with pytest.raises(ValueError, match="no entry named 'c'"):
         module.entry("c")
+
+
+def test_lines_of_inline_assembly_are_not_lines_of_the_source():
+    """LLVM adds one to the line with every line of the assembly's text; a scope may still come from another place."""
+    text = """.version 8.8
+.target sm_100a
+.address_size 64
+.file 1 "a.py"
+.file 2 "b.py"
+.visible .entry k()
+{
+    .reg .b32 %r<3>;
+    .loc 1 72 12
+    {
+    .reg .pred P1;
+    .loc 1 74 12
+    WAIT:
+    .loc 1 75 12
+    mov.b32 %r1, 1;
+    }
+    mov.b32 %r1, 2;
+    {
+    .loc 2 5 12
+    mov.b32 %r2, 3;
+    .loc 2 6 7
+    mov.b32 %r2, 4;
+    }
+    .loc 1 80 12
+    ret;
+}
+"""
+    instructions = ptx.parse_module(text).entry("k").instructions
+    assert [str(i.source) for i in instructions] == ["a.py:72", "a.py:72", "b.py:5", "b.py:6", "a.py:80"]

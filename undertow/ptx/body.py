@@ -150,7 +150,10 @@ class BodyParser:
             self._registers()
         elif text == ".loc":
             cursor.advance()
-            self.span = self._location()
+            span, kept = self._location(), self.span
+            # compilers count the lines of inline assembly as if they were the source's: its scope is one line
+            counted = self.scope.parent and kept and (span.file, span.column) == (kept.file, kept.column)
+            self.span = kept if counted else span
         elif text == ".pragma":
             cursor.advance()
             self.function.pragmas.append(cursor.expect_kind("string").text[1:-1])
