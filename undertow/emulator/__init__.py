@@ -153,6 +153,11 @@ def _compiled_result(program: Program, description: Launch, options: Options) ->
         return None
     try:
         return compiled.run(program, description, options)
+    except compiled.NotCompiled as error:
+        if options.backend == "compiled":
+            raise
+        warnings.warn(f"emulator: {error.fact}; running on NumPy", stacklevel=3)
+        return None
     except compiled.CompilerMissing as error:
         warnings.warn(f"emulator: {error}; running on NumPy", stacklevel=3)
         return None

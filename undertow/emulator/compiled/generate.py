@@ -216,8 +216,8 @@ def _function(form: LaneForm, number: int) -> str:
         {active}
     }}"""
     return f"""{_signature(number)} {{
-    {' '.join(rows)} {' '.join(before)}
+    {" ".join(rows)} {" ".join(before)}
     {active}
-    {' '.join(after)}
+    {" ".join(after)}
 }}
 """

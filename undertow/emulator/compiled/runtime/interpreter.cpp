@@ -141,12 +141,13 @@ private:
 
 }  // namespace
 
-void execute_warp(Cta& cta, Warp& warp, int64_t budget) {
+void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake) {
     GroupRun run(cta, warp);
     while (budget > 0) {
+        const size_t num_choices = may_overtake ? warp.groups.size() : std::min<size_t>(1, warp.groups.size());
         size_t which = 0;
-        while (which < warp.groups.size() && !is_ready(cta, warp, warp.groups[which].wait)) ++which;
-        if (which == warp.groups.size()) return;
+        while (which < num_choices && !is_ready(cta, warp, warp.groups[which].wait)) ++which;
+        if (which == num_choices) return;
         run.run(which, budget);
     }
 }
