@@ -7,6 +7,7 @@ columns, is compared with the steps that the plan derives for it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -30,7 +31,7 @@ Done = tuple  # one thing that a warp did: what, on what, phase or columns
 class Diary:
     """An observer: for each warp, in order, what it did that a plan speaks about."""
 
-    subscriptions = (AsyncIssued, BarrierOperation, MbarrierOperation, TmemAccess)
+    subscriptions: ClassVar[tuple[type, ...]] = (AsyncIssued, BarrierOperation, MbarrierOperation, TmemAccess)
 
     def __init__(self, p: Plan):
         self.plan, self.labels = p, PlanLabels(p)
