@@ -330,6 +330,7 @@ def tensor_round_trip(swizzle, *, x=0, y=0, offset=0, box=(64, 16), dtype="u16",
     text = (HEADER + ".shared .align 8 .b64 bar;\n.shared .align 1024 .b8 tile[8192];\n" + TENSOR_LOAD).replace(
         "BYTES", str(num_bytes)
     ).replace("STORE.global.shared::cta", store + ".global.shared::cta" + (".add" if reduce else ""))  # fmt: skip
+
     def tensor_map(a):
         return emu.TensorMap(a, dtype, (100, 40), (208,), box, swizzle, fill_nan)
 
@@ -393,11 +394,14 @@ def test_nan_fill_and_reducing_store():
 
 
 def test_a_map_larger_than_its_buffer_is_a_fault():
-    text = HEADER + """
+    text = (
+        HEADER
+        + """
     .shared .align 8 .b64 bar; .shared .align 128 .b8 tile[4096];
     .visible .entry k(.param .align 64 .b8 map[128]) { .reg .b64 %d;
     mbarrier.init.shared.b64 [bar], 1; mov.b64 %d, map;
     cp.async.bulk.tensor.2d.shared::cta.global.mbarrier::complete_tx::bytes [tile], [%d, {0, 8}], [bar]; ret; }"""
+    )
     array = np.zeros((16, 64), np.uint16)
     description = emu.Launch(
         grid=(1,), block=(1,), params=[emu.TensorMap(array, "u16", (64, 32), (128,), (64, 16), name="K")]

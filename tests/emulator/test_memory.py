@@ -77,7 +77,9 @@ def test_narrow_loads_extend_and_narrow_stores_truncate():
 
 
 def test_generic_addresses_reach_shared_local_parameter_and_global_memory():
-    text = HEADER + """
+    text = (
+        HEADER
+        + """
     .global .align 4 .u32 table[2] = {11, 22};
     .visible .entry k(.param .u64 p0, .param .u32 n) {
         .reg .b64 %d<9>; .reg .b32 %r<9>; .reg .pred %q<4>;
@@ -96,6 +98,7 @@ def test_generic_addresses_reach_shared_local_parameter_and_global_memory():
         cvta.to.shared.u64 %d5, %d2; st.u64 [%d0+32], %d5;
         ret;
     }"""
+    )
     out = np.zeros(10, np.uint32)
     emu.launch(text, emu.Launch(grid=(1,), block=(1,), params=[emu.Pointer(out), 77]))
     assert out[:7].tolist() == [5, 6, 77, 22, 1, 1, 0]
@@ -160,7 +163,10 @@ def test_atomic_returns_old_values_and_swaps():
 
 FAULTS = [
     ("ld.global.u32 %r1, [%p0+64];", "4 bytes at 0x1000000040 are outside buffer params[0]"),
-    ("ld.global.u32 %r1, [%p0-4];", "4 bytes at 0xffffffffc are outside buffer params[0] [0x1000000000, 0x1000000040): they begin 4 bytes before it"),
+    (
+        "ld.global.u32 %r1, [%p0-4];",
+        "4 bytes at 0xffffffffc are outside buffer params[0] [0x1000000000, 0x1000000040): they begin 4 bytes before it",
+    ),
     ("ld.global.u32 %r1, [%p0+2];", "4 bytes at 0x1000000002 in buffer params[0] are not aligned"),
     ("st.global.u32 [%p1+16], %t;", "outside buffer params[1]"),
     ("ld.shared.u32 %r1, [tile+64];", "outside shared memory"),
@@ -206,7 +212,9 @@ def test_strided_and_torch_arrays_are_not_copied():
 
 
 def test_uninitialised_memory_is_poison():
-    text = kernel("ld.shared.u32 %r1, [tile]; st.global.u32 [%p0], %r1; st.global.u32 [%p0+4], %r50;", 1, ".shared .u32 tile;")
+    text = kernel(
+        "ld.shared.u32 %r1, [tile]; st.global.u32 [%p0], %r1; st.global.u32 [%p0+4], %r50;", 1, ".shared .u32 tile;"
+    )
     out = np.zeros(2, np.uint32)
     run(text, out, block=(1,))
     assert out.tolist() == [0xCDCDCDCD, 0xCDCDCDCD]

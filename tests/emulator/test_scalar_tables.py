@@ -148,7 +148,9 @@ def test_nan_rule_of_max():
 
 @pytest.mark.parametrize("cmp", ["eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "num", "nan"])
 def test_float_comparison_with_nan(cmp):
-    got = evaluate(f"setp.{cmp}.f32 {{d}}, {{a}}, {{b}};", "pred", a=("f32", [float("nan"), 1.0]), b=("f32", [1.0, 1.0]))
+    got = evaluate(
+        f"setp.{cmp}.f32 {{d}}, {{a}}, {{b}};", "pred", a=("f32", [float("nan"), 1.0]), b=("f32", [1.0, 1.0])
+    )
     ordered = {"eq": 1, "ne": 0, "lt": 0, "le": 1, "gt": 0, "ge": 1, "equ": 1, "neu": 0, "ltu": 0, "num": 1, "nan": 0}
     assert got == [int(cmp in ("equ", "neu", "ltu", "nan")), ordered[cmp]]
 
@@ -219,7 +221,9 @@ def test_half_precision_arithmetic():
         "fma.rn.f16 {d}, {a}, {b}, {c};", "f16", a=h([1 + 2.0**-10]), b=h([1 + 2.0**-10]), c=h([-1 - 2.0**-9])
     )
     assert bits(fused, "f2") == [2.0**-20]
-    assert evaluate("mul.bf16x2 {d}, {a}, {b};", "b32", a=("b32", [0x3F804000]), b=("b32", [0x40003F80])) == [0x40004000]
+    assert evaluate("mul.bf16x2 {d}, {a}, {b};", "b32", a=("b32", [0x3F804000]), b=("b32", [0x40003F80])) == [
+        0x40004000
+    ]
     assert evaluate("neg.bf16x2 {d}, {a};", "b32", a=("b32", [0x3F80BF80])) == [0xBF803F80]
     assert evaluate("fma.rn.f32.bf16 {d}, {a}, {b}, {c};", "f32", a=("bf16", [0x3F80]), b=("bf16", [0x4040]),
                     c=("f32", [0.5])) == [3.5]  # fmt: skip

@@ -123,11 +123,15 @@ def test_producer_arrives_consumer_syncs():
 def test_barrier_reductions():
     assert collect("setp.lt.u32 %q1, %t, 40; bar.red.popc.u32 %r1, 0, %q1;", 64) == [40] * 64
     assert collect("setp.lt.u32 %q1, %t, 40; bar.red.and.pred %q2, 0, %q1; selp.u32 %r1, 1, 0, %q2;", 64) == [0] * 64
-    assert collect("setp.lt.u32 %q1, %t, 40; bar.red.or.pred %q2, 1, 64, !%q1; selp.u32 %r1, 1, 0, %q2;", 64) == [1] * 64
+    assert (
+        collect("setp.lt.u32 %q1, %t, 40; bar.red.or.pred %q2, 1, 64, !%q1; selp.u32 %r1, 1, 0, %q2;", 64) == [1] * 64
+    )
 
 
 def test_cluster_barrier_of_one_cta():
-    body = "barrier.cluster.arrive.release.aligned; mov.u32 %r1, %cluster_ctarank; barrier.cluster.wait.acquire.aligned;"
+    body = (
+        "barrier.cluster.arrive.release.aligned; mov.u32 %r1, %cluster_ctarank; barrier.cluster.wait.acquire.aligned;"
+    )
     assert collect(body, 64) == [0] * 64
 
 

@@ -49,7 +49,9 @@ class Knowledge:
 
     def copy(self) -> Knowledge:
         """An independent copy."""
-        return Knowledge(self.clock.copy(), None if not self.foreign else {k: v.copy() for k, v in self.foreign.items()})
+        return Knowledge(
+            self.clock.copy(), None if not self.foreign else {k: v.copy() for k, v in self.foreign.items()}
+        )
 
     def join(self, other: Knowledge) -> None:
         """Learn what another clock knows."""

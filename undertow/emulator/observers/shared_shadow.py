@@ -197,9 +197,7 @@ class SharedShadow:
                 warp, lane = touch.warps[touch.ordinal[i]], int(touch.threads[i]) & 31
                 if order.knows(warp, lane)[columns[i]] <= numbers[i]:
                     later = touch.first + int(touch.ordinal[i])
-                    self.report(
-                        Conflict("order", int(numbers[i]), 0, False, later, lane, True, int(touch.granules[i]))
-                    )
+                    self.report(Conflict("order", int(numbers[i]), 0, False, later, lane, True, int(touch.granules[i])))
 
     def _collisions(self, touch: Touch, codes: np.ndarray) -> None:
         """Different warps of one gang that wrote the same granule in the same instruction."""

@@ -151,7 +151,9 @@ def _make_arrive(decoded, bus):
             return
         for warp in lanes.warps:
             count = _operand(lanes, threads, warp)
-            _arrive(lanes, warp, _barrier_number(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink))
+            _arrive(
+                lanes, warp, _barrier_number(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink)
+            )
 
     return handler
 
