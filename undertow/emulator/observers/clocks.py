@@ -100,6 +100,7 @@ class Issued:
     writes: int = 0
     column: int = -1
     chain: Any = None
+    details: Any = None
 
 
 @dataclass
@@ -129,6 +130,7 @@ class Order:
         self.number = number
         self.strict = strict
         self.num_warps, self.num_threads = num_warps, 32 * num_warps
+        self.position = (0, 0, 0)
         self.next = FIRST_ID
         self.records = Records()
         self.rows = np.full((num_warps, 2, self.num_threads + _ENGINE_COLUMNS), FIRST_ID, np.int32)

@@ -38,6 +38,7 @@ class Names:
     def __init__(self, program: Any, launch: Any, labels: Any = None, plan: Any = None):
         self.program = program
         self.labels = labels or getattr(launch, "labels", None) or PlainLabels()
+        self.memory: Any = None
         self.plan = plan or getattr(self.labels, "plan", None)
 
     def role(self, warp: int) -> str:
@@ -51,6 +52,13 @@ class Names:
                 if start <= address:
                     return f"{name}+{address - start:#x}"
         return self.labels.smem(address - self.program.dynamic_base)
+
+    def global_memory(self, address: int) -> str:
+        """The buffer at a global address, by the name that memory errors give it."""
+        if self.memory is None:
+            return f"global address {address:#x}"
+        region = self.memory.region(address, 1)
+        return f"{region.label}+{address - region.base:#x}"
 
     def region(self, role: str, engine: str, writes: bool, column: int, details: dict | None = None) -> str | None:
         """The plan's TMEM region that such an access of a column means, if the plan leaves no doubt."""

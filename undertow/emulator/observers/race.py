@@ -102,6 +102,7 @@ class Race:
         return self._watches[id(lanes.cta)]
 
     def _started(self, event) -> None:
+        self.names.memory = event.cta.machine.global_memory
         watch = self._watches[id(event.cta)] = Watch(event.cta, self.strict, self._shift, self.verdict)
         self.verdict.orders[watch.order.number] = watch.order
 

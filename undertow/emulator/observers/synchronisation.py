@@ -200,6 +200,7 @@ class Synchronisation:
         engine, thread = operation.engine, operation.thread
         warp, lane = divmod(thread, 32)
         issued = Issued(order.knowledge_of(warp, lane), engine, thread, order.next)
+        issued.details = operation.details
         instruction = operation.decoded.index
         if engine == "tensor":
             issued.column = order.column("tensor", thread)
@@ -258,3 +259,10 @@ class Synchronisation:
         self.order.learn_stream(event.thread, int(records.column[reads]), reads)
         if not event.read_only:
             self.order.learn_stream(event.thread, int(records.column[writes]), writes)
+
+    def unfinished_stores(self):
+        """((kind, thread), (reads, writes)) of threads that do not know that their last bulk store has read its source."""
+        for (kind, thread), (reads, writes) in self._open.items():
+            column = self.order.records.column[reads]
+            if self.order.knows(thread >> 5, thread & 31)[column] <= reads:
+                yield (kind, thread), (reads, writes)
