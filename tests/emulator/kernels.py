@@ -20,7 +20,8 @@ def kernel(body: str, parameters: int = 0, declarations: str = "", module: str =
     return (
         f"{HEADER}{module}\n.visible .entry k({names})\n{{\n"
         f".reg .b64 %p<{max(parameters, 1)}>; .reg .b32 %t;\n.reg .pred %q<16>; .reg .b16 %h<32>; .reg .b32 %r<64>;\n"
-        f".reg .b64 %d<64>; .reg .f32 %f<32>; .reg .f64 %g<16>;\n{declarations}\nmov.u32 %t, %tid.x;\n{loads}\n{body}\nret;\n}}\n"
+        f".reg .b64 %d<64>; .reg .f32 %f<32>; .reg .f64 %g<16>;\n{declarations}\n"
+        f"mov.u32 %t, %tid.x;\n{loads}\n{body}\nret;\n}}\n"
     )
 
 
@@ -81,8 +82,7 @@ def _store(register: str, kind: str, parameter: int, declared: list[str]) -> lis
 
 def bits(values, dtype: str = "f4") -> list:
     """Floating values with these bit patterns."""
-    dtype = np.dtype(dtype)
-    return np.array(values, f"u{dtype.itemsize}").view(dtype).tolist()
+    return np.array(values, f"u{np.dtype(dtype).itemsize}").view(dtype).tolist()
 
 
 def patterns(values, dtype: str = "f4") -> list[int]:

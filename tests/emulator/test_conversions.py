@@ -67,7 +67,7 @@ def test_single_half_conversions():
 def test_every_f16_survives_the_round_trip():
     every = np.arange(0x7C00, dtype=np.uint16)
     chunk = every[:: len(every) // 1000][:1000].tolist()
-    wide = evaluate("cvt.f32.f16 {d}, {a};", "f32", a=("f16", chunk))
+    wide = list(evaluate("cvt.f32.f16 {d}, {a};", "f32", a=("f16", chunk)))
     assert evaluate("cvt.rn.f16.f32 {d}, {a};", "f16", a=("f32", wide)) == chunk
 
 

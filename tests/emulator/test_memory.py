@@ -165,7 +165,7 @@ FAULTS = [
     ("ld.global.u32 %r1, [%p0+64];", "4 bytes at 0x1000000040 are outside buffer params[0]"),
     (
         "ld.global.u32 %r1, [%p0-4];",
-        "4 bytes at 0xffffffffc are outside buffer params[0] [0x1000000000, 0x1000000040): they begin 4 bytes before it",
+        "buffer params[0] [0x1000000000, 0x1000000040): they begin 4 bytes before it",
     ),
     ("ld.global.u32 %r1, [%p0+2];", "4 bytes at 0x1000000002 in buffer params[0] are not aligned"),
     ("st.global.u32 [%p1+16], %t;", "outside buffer params[1]"),

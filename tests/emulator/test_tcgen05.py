@@ -205,7 +205,8 @@ TMEM = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 64; ld.s
     [
         (TMEM + "bar.sync 0; tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1+64];", emu.MemoryFault,
          r"tcgen05.ld of TMEM columns 64..64 outside live allocations: 0..63"),
-        (TMEM + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 64; tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1];",
+        (TMEM + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 64;"
+         "tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1];",
          emu.MemoryFault, "outside live allocations: none"),  # T16
         (TMEM + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;", emu.ProtocolError, "live: 0..63"),
         ("tcgen05.alloc.cta_group::1.sync.aligned.b32 [cell], 48;", emu.ProtocolError, "alloc of 48 columns"),

@@ -152,7 +152,7 @@ def test_protocol_errors(body, message):
 
 def test_two_warps_with_different_counts_at_one_barrier():
     body = "mov.u32 %r1, 0; setp.lt.u32 %q1, %t, 32; @%q1 bra A; bar.sync 1, 64; bra END; A: bar.sync 1, 96; END:"
-    with pytest.raises(emu.ProtocolError, match="barrier 1: warp . expects .. threads, warps already there expect"):
+    with pytest.raises(emu.ProtocolError, match=r"barrier 1: warp . expects .. threads, warps already there expect"):
         collect(body, 64)
 
 

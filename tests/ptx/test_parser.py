@@ -71,15 +71,15 @@ def test_scopes_have_their_own_registers_and_labels():
     function = parse_body(f"{wait}\n{wait}\nbra DONE;\nDONE: ret;", ".reg .b32 %r<2>;")
     predicates = [name for name in function.registers if name.startswith("P1")]
     assert len(predicates) == len(set(predicates)) == 2
-    targets = [i.operands[0].name for i in function.instructions if i.mnemonic == "bra"]
-    assert [function.labels[t] for t in targets] == [3, 0, 6, 3, 7]
+    targets = [i.operands[0] for i in function.instructions if i.mnemonic == "bra"]
+    assert [function.labels[t.name] for t in targets if isinstance(t, ptx.LabelRef)] == [3, 0, 6, 3, 7]
 
 
 def test_an_inner_scope_sees_outer_names_and_shadows_them():
     function = parse_body("{ .reg .b32 %r1; mov.u32 %r1, %r2; } mov.u32 %r1, %r2;", ".reg .b32 %r<3>;")
     inner, outer = (i.operands for i in function.instructions)
-    assert inner[0].name != outer[0].name == "%r1"
-    assert inner[1] == outer[1]
+    assert outer == (R1, R2)
+    assert inner[0] != R1 and inner[1] == R2
 
 
 LEGAL = """
@@ -165,6 +165,7 @@ def test_legal_text_parses():
     assert kernel.branch_targets == {"targets": ("here", "there")}
     assert module.entry("empty").parameters == ()
     move = next(i for i in kernel.instructions if i.mnemonic == "mov.u32")
+    assert move.source is not None and move.source.inlined_at is not None
     assert (move.source.file, move.source.line, move.source.inlined_at.line) == ("a.cu", 12, 10)
 
 

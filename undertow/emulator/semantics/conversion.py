@@ -46,15 +46,12 @@ alu(
 def _cpp_from_integer(mods) -> str | None:
     target, mode = mods["dt"], mods["rnd"][1]
     clamp = "sat" if mods["sat"] else ""
-    if target == "f32" and mode == "n":
-        return f"d = {clamp}(float(a))"
-    if target == "f32" and mods["st"][1:] in ("8", "16", "32"):
-        return f"d = {clamp}(round_f32(double(a), '{mode}'))"
-    if target == "f64" and mode == "n":
-        return f"d = {clamp}(double(a))"
-    if target in ("f16", "bf16") and mode == "n" and mods["st"][1:] in ("8", "16"):
-        return f"d = f32_to_{target}({clamp}(float(a)))"
-    return None
+    if target == "f64":
+        return f"d = {clamp}(double(a))" if mode == "n" or mods["st"][1:] != "64" else None
+    if target == "f32":
+        value = "float(a)" if mode == "n" else f"round_f32(odd_double(a), '{mode}')"
+        return f"d = {clamp}({value})"
+    return f"d = f32_to_{target}({clamp}(round_f32_odd(odd_double(a))), '{mode}')"
 
 
 alu(

@@ -65,7 +65,7 @@ for _name in ("min", "max"):
         cpp=lambda m, n=_name: (
             None
             if m["xorsign"] != m["abs"] or (m["ftz"] and scalar(m) == "bf16")
-            else _cpp(extreme(n, m).replace("A", "X(a)").replace("B", "X(b)"))({**m, "ftz": False}).replace(
+            else str(_cpp(extreme(n, m).replace("A", "X(a)").replace("B", "X(b)"))({**m, "ftz": False})).replace(
                 "(a)", "(ftz_f16(a))" if m["ftz"] else "(a)"
             ).replace("(b)", "(ftz_f16(b))" if m["ftz"] else "(b)")
         ),
