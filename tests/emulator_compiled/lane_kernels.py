@@ -91,14 +91,20 @@ def kernel(row: Row, some: list[Variant]) -> tuple[str, int]:
         text = ""
         for name, is_dst, paired in operand_order:
             text += ("|" if paired else ", " if text else "") + names[name]
-        lines += _carry_in(number) if ".cc" in variant.mnemonic or row.syntax.startswith(("addc", "subc", "madc")) else []
+        lines += (
+            _carry_in(number) if ".cc" in variant.mnemonic or row.syntax.startswith(("addc", "subc", "madc")) else []
+        )
         guard = "@%guard " if variant.guarded else ""
         lines.append(f"    {guard}{variant.mnemonic} {text};")
         for name, type_name in variant.results.items():
             _store(names[name], type_name, offset, lines)
             offset += 8 * THREADS
         if ".cc" in variant.mnemonic:
-            lines += ["    addc.u32 %r0, 0, 0;", "    cvt.u64.u32 %wide, %r0;", f"    st.global.b64 [%out+{offset}], %wide;"]
+            lines += [
+                "    addc.u32 %r0, 0, 0;",
+                "    cvt.u64.u32 %wide, %r0;",
+                f"    st.global.b64 [%out+{offset}], %wide;",
+            ]
             offset += 8 * THREADS
     body = "\n".join(["    " + r for r in registers] + lines)
     text = (
@@ -125,7 +131,11 @@ def _source(number, mnemonic: str, name: str, type_name: str, channel: int, regi
 
 
 def _carry_in(number: int) -> list[str]:
-    return ["    mul.lo.u32 %r1, %thread, 0x9e3779b9;", f"    add.u32 %r1, %r1, {number};", "    add.cc.u32 %r1, %r1, %r1;"]
+    return [
+        "    mul.lo.u32 %r1, %thread, 0x9e3779b9;",
+        f"    add.u32 %r1, %r1, {number};",
+        "    add.cc.u32 %r1, %r1, %r1;",
+    ]
 
 
 def _clear(register: str, type_name: str, lines: list[str]) -> None:
@@ -144,7 +154,9 @@ def _store(register: str, type_name: str, offset: int, lines: list[str]) -> None
 
 
 def _array(type_name: str) -> str:
-    return {"f32x2": "f32", "f16x2": "f16", "bf16x2": "bf16"}.get(type_name, type_name if type_name in SOURCES else "bits")
+    return {"f32x2": "f32", "f16x2": "f16", "bf16x2": "bf16"}.get(
+        type_name, type_name if type_name in SOURCES else "bits"
+    )
 
 
 def _floats(dtype) -> np.ndarray:
@@ -174,7 +186,11 @@ def _bits() -> np.ndarray:
 def _half_words(kind: str) -> np.ndarray:
     single = _floats(np.float32)
     with np.errstate(over="ignore"):
-        halves = single.astype(np.float16).view(np.uint16) if kind == "f16" else (single.view(np.uint32) >> 16).astype(np.uint16)
+        halves = (
+            single.astype(np.float16).view(np.uint16)
+            if kind == "f16"
+            else (single.view(np.uint32) >> 16).astype(np.uint16)
+        )
     pairs = np.concatenate([halves, halves[:, ::-1]], 1)
     return np.ascontiguousarray(pairs).view(np.uint64)[:, :THREADS]
 

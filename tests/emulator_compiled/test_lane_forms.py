@@ -57,7 +57,8 @@ def test_back_ends_agree_on_every_lane_form(row):
                 if not same.all():
                     lane, half = np.argwhere(~same)[0]
                     inputs = ", ".join(
-                        f"{n}={lane_kernels.value_of(t, c, lane, half)}" for c, (n, t) in enumerate(form.sources.items())
+                        f"{n}={lane_kernels.value_of(t, c, lane, half)}"
+                        for c, (n, t) in enumerate(form.sources.items())
                     )
                     pytest.fail(
                         f"{form.mnemonic}{' guarded' if form.guarded else ''} differs in {(~same).sum()} of {same.size}"

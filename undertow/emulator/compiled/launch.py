@@ -35,11 +35,15 @@ _MAX_NOTES = 256
 
 @dataclass(eq=False)
 class _Loaded:
-    """An encoded kernel inside the library."""
+    """An encoded kernel inside the library, which forgets it when the Program goes."""
 
     handle: int
     encoded: Encoded
     is_ordered: bool
+
+
+_LOADED: dict[tuple, _Loaded] = {}
+"""Encoded kernels by the identity of their Program and the addresses of its variables."""
 
 
 def run(program: Program, description: Launch, options: Options) -> Result:
@@ -77,8 +81,8 @@ def run(program: Program, description: Launch, options: Options) -> Result:
 def _load_program(resolved: Resolved) -> _Loaded:
     """Encode a kernel and hand it to the library, once per kernel and placement of its variables."""
     program = resolved.program
-    key = ("compiled", tuple(sorted(resolved.variables.items())))
-    loaded = program.block_cache.get(key)
+    key = (id(program), *sorted(resolved.variables.items()))
+    loaded = _LOADED.get(key)
     if loaded is None:
         encoder = Encoder(program, library.machine_op, encode_machine, lambda name: _symbol_address(resolved, name))
         encoded = encoder.encode()
@@ -90,9 +94,14 @@ def _load_program(resolved: Resolved) -> _Loaded:
             local_bytes=program.local_bytes, num_instructions=len(program.code) + 1,
         )  # fmt: skip
         handle = library.load().undertow_program(ctypes.byref(arguments))
-        loaded = program.block_cache[key] = _Loaded(handle, encoded, _is_ordered(program))
-        weakref.finalize(loaded, library.load().undertow_free_program, handle)
+        loaded = _LOADED[key] = _Loaded(handle, encoded, _is_ordered(program))
+        weakref.finalize(program, _forget, key, handle)
     return loaded
+
+
+def _forget(key: tuple, handle: int) -> None:
+    _LOADED.pop(key, None)
+    library.load().undertow_free_program(handle)
 
 
 def _is_ordered(program: Program) -> bool:

@@ -57,7 +57,7 @@ CPP_FUNCTIONS = {
     "relu(x)": "0 if negative; -0 and NaN stay",
     "sign_of_product(x, a, b)": "magnitude of x, sign of a * b",
     "clamp_int<T>(x, mode) clamp_to<T>(i) round_int(x, mode)": "clamping; to an integral double",
-    "add_odd(a,b) fma_odd(a,b,c) round_f32_odd(x) odd_double(i)": "rounded to odd: one more rounding is as if from the exact value",
+    "add_odd(a,b) fma_odd(a,b,c) round_f32_odd(x) odd_double(i)": "rounded to odd, so that one more rounding is right",
     "mulhi(a,b)": "upper half of the product, for the four 32- and 64-bit integer types",
     "popc clz brev bfind": "on uint32_t/uint64_t",
     "bits<T>(x)": "reinterpret",

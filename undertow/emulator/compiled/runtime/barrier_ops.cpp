@@ -212,7 +212,8 @@ Step op_barrier_sync(Context& c) {
     check_whole_warp(c);
     const int64_t id = barrier_number(c);
     auto token = c.warp.barrier_tokens.find(c.inst.index);
-    if (token == c.warp.barrier_tokens.end()) {
+    const bool arrives_now = token == c.warp.barrier_tokens.end();
+    if (arrives_now) {
         const int64_t threads = c.inst.aux[0] ? c.row<uint32_t>(c.inst.s[1])[c.lane()] : 0;
         if (c.inst.aux[0] && threads == 0) fail(FaultKind::protocol, "barrier %lld for 0 threads", (long long)id);
         NamedBarrier& barrier = c.cta.barriers[id];
@@ -232,7 +233,7 @@ Step op_barrier_sync(Context& c) {
         uint32_t& d = *c.out<uint32_t>(c.inst.d[0]);
         d = (d & ~c.mask) | (barrier.result ? c.mask : 0);
     }
-    return Step::next;
+    return arrives_now ? Step::yield : Step::next;  // warps that came earlier go on earlier
 }
 
 Step op_barrier_arrive(Context& c) {

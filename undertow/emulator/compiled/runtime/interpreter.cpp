@@ -82,11 +82,13 @@ public:
                     place_.code = pc;
                     place_.mask = active;
                     Context context{cta_, warp_, warp_.groups[which], inst, mask, program};
-                    if (machine_forms[inst.op - kFirstMachineOp].handler(context) == Step::blocked) {
+                    const Step step = machine_forms[inst.op - kFirstMachineOp].handler(context);
+                    if (step == Step::blocked) {
                         is_blocked = true;
                         while (pc > 0 && code[pc - 1].index == kBefore) --pc;
                         break;
                     }
+                    if (step == Step::yield) budget = 0;
                 }
                 ++pc;
             }

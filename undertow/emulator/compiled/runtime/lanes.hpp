@@ -117,6 +117,16 @@ inline float round_f32_odd(double x) {
     return inexact ? bits<float>(grow ? pattern + 1 : pattern - 1) : nearest;
 }
 
+// An integer as a double, rounded to odd where 53 bits do not hold it.
+template <class T>
+inline double odd_double(T x) {
+    double nearest = double(x);
+    __int128 back = __int128(nearest), exact = x;
+    uint64_t pattern = bits<uint64_t>(nearest);
+    bool is_inexact = back != exact && !(pattern & 1), grow = (exact > back) == (exact > 0);
+    return is_inexact ? bits<double>(grow ? pattern + 1 : pattern - 1) : nearest;
+}
+
 inline float bf16_to_f32(uint16_t b) { return bits<float>(uint32_t(b) << 16); }
 
 inline uint16_t f32_to_bf16(float x) {

@@ -218,7 +218,8 @@ struct Context {
     int thread(int lane) const { return warp.number * kLanes + lane; }
 };
 
-enum class Step { next, blocked, jumped };
+// yield: the instruction is done, and other warps should go before the next one.
+enum class Step { next, blocked, yield };
 using MachineHandler = Step (*)(Context&);
 
 struct MachineForm {
