@@ -214,7 +214,7 @@ class Machine:
         expired_at = -1
         while True:
             engines.maybe_step()
-            ready = [w for w in cta.warps if w.groups and executor.next_pc(w) is not None]
+            ready = [w for w in cta.warps if w.groups and (not w.waits or executor.next_pc(w) is not None)]
             if not ready:
                 if engines.pending:
                     self._step(cta)

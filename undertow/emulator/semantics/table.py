@@ -50,7 +50,6 @@ CPP_FUNCTIONS = {
     "fmin_nan(a,b) fmax_nan(a,b)": "NaN wins and becomes canonical (0x7fffffff)",
     "round_f32(x, 'n'|'z'|'m'|'p')": "double to float, one rounding: nearest even, to zero, down, up",
     "f16_to_f32(b) bf16_to_f32(b) f32_to_f16(x) f32_to_bf16(x)": "bit patterns to and from float, nearest even",
-    "add_odd(a,b) fma_odd(a,b,c)": "float operands; the exact result as a double, rounded to odd",
     "f32_to_f16(x, mode) f32_to_bf16(x, mode) f32_to_tf32(x, mode)": "also z, m, p; a: nearest, ties away from zero",
     "finite_f16(b) finite_bf16(b) finite_tf32(b)": "bit pattern; infinity becomes the largest finite value",
     "ftz_f16(b)": "bit pattern of f16; a subnormal becomes zero of the same sign",
