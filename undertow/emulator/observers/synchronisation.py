@@ -261,7 +261,7 @@ class Synchronisation:
             self.order.learn_stream(event.thread, int(records.column[writes]), writes)
 
     def unfinished_stores(self):
-        """((kind, thread), (reads, writes)) of threads that do not know that their last bulk store has read its source."""
+        """((kind, thread), (reads, writes)) of threads that do not know that their last copy has read its source."""
         for (kind, thread), (reads, writes) in self._open.items():
             column = self.order.records.column[reads]
             if self.order.knows(thread >> 5, thread & 31)[column] <= reads:

@@ -136,9 +136,7 @@ class Verdict:
         message = _sentence(*accesses)
         if early_end:
             message = f"the signal between them does not cover the end of the first: {message}"
-        self.ledger.add(
-            key, Finding(rule, message, str(accesses[1]), str(accesses[0]), _hint(rule), missing, accesses)
-        )
+        self.ledger.add(key, Finding(rule, message, str(accesses[1]), str(accesses[0]), _hint(rule), missing, accesses))
 
     def exit_while_read(self, order: Order, number: int, thread: int) -> None:
         """A CTA ends although a bulk store may still read its shared memory."""
@@ -190,11 +188,10 @@ def _sentence(earlier, later) -> str:
 
 def _hint(rule: str) -> str:
     return {
-        "warp-sync": "lanes of a warp are threads of their own; an elected lane speaks for the others after a join only",
+        "warp-sync": "lanes of a warp are threads; an elected lane speaks for the others only after a join",
         "missing-proxy-fence": "engines see ordinary stores only after a proxy fence of the thread that stored",
         "tmem-load-not-waited": "tcgen05.ld is in flight until tcgen05.wait::ld, even if no lane uses its registers",
         "tmem-store-not-waited": "tcgen05.st is in flight until tcgen05.wait::st",
         "alias-lifetime": "two regions share these columns; the reader's warps must all have read before anyone writes",
         "global-order": "wait_group.read only says that the source was read; wait_group that the result is written",
     }.get(rule, "")
-

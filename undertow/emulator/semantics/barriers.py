@@ -15,6 +15,7 @@ from .table import Effect, machine
 CHAPTER = "parallel-synchronization-and-communication-instructions"
 _ARRIVE = (Effect("release", "barrier"),)
 _SYNC = (Effect("release", "barrier"), Effect("acquire", "barrier"))
+COUNT_RULE = "named-barrier-count"
 CLUSTER_BARRIER = 16
 """Key of the hardware's cluster barrier in `Cta.barriers`, after the sixteen named ones."""
 
@@ -28,13 +29,14 @@ def _arrive(lanes, warp: int, barrier_id: int, threads: int, publish) -> None:
     if barrier.arrived and barrier.expected != threads:
         raise ProtocolError(
             f"barrier {barrier_id}: warp {warp} expects {threads or 'all'} threads, warps already there expect"
-            f" {barrier.expected or 'all'}"
+            f" {barrier.expected or 'all'}",
+            COUNT_RULE,
         )
     barrier.expected = threads
     barrier.arrived += 32
     needed = threads or len([w for w in cta.warps if w.groups]) * 32
     if barrier.arrived > needed:
-        raise ProtocolError(f"barrier {barrier_id}: {barrier.arrived} threads arrived, {needed} expected")
+        raise ProtocolError(f"barrier {barrier_id}: {barrier.arrived} threads arrived, {needed} expected", COUNT_RULE)
     completed = barrier.arrived == needed
     if publish:
         publish(warp, barrier_id, barrier.generation, threads, completed)
@@ -60,9 +62,9 @@ def complete_barrier(cta, barrier: NamedBarrier) -> None:
 def _check_whole_warps(lanes, mask) -> None:
     for warp, present in zip(lanes.warps, lanes.masks, strict=True):
         if lanes.cta.warps[warp].live_mask & ~present:
-            raise ProtocolError(f"barrier reached by lanes {present:#010x} of warp {warp} only")
+            raise ProtocolError(f"barrier reached by lanes {present:#010x} of warp {warp} only", "partial-warp")
     if mask is not None and mask.any() and not mask.all():
-        raise ProtocolError("barrier guarded by a predicate that is false in some lanes of a warp")
+        raise ProtocolError("barrier guarded by a predicate that is false in some lanes of a warp", "partial-warp")
 
 
 def _operand(lanes, values, warp: int) -> int:
