@@ -41,6 +41,8 @@ class Finding:
 
     rule: stable kebab-case id. where and other: the two places in words. missing: the edge that is not there.
     hint: what may help. accesses: the two sides as data. count: how often, with the same rule and instructions.
+    severity: "error", or "advice" for what the ISA does not allow but what cannot change a result; a launch without
+    errors is clean.
     """
 
     rule: str
@@ -51,10 +53,12 @@ class Finding:
     missing: str = ""
     accesses: tuple[Access, ...] = ()
     count: int = 1
+    severity: str = "error"
 
     def __str__(self) -> str:
         times = f" ({self.count} times)" if self.count > 1 else ""
-        parts = [f"{self.rule}: {self.message}{times}"]
+        advice = "advice, " if self.severity == "advice" else ""
+        parts = [f"{advice}{self.rule}: {self.message}{times}"]
         for name in ("where", "other", "missing", "hint"):
             if getattr(self, name):
                 parts.append(f"  {name}: {getattr(self, name)}")
