@@ -149,7 +149,7 @@ def test_atomic_returns_old_values_and_swaps():
         atom.global.add.u32 %r1, [%p1], 1; st.global.u32 [%d1], %r1;
         atom.acq_rel.gpu.global.cas.b32 %r2, [%p1+4], 3, 9;
         atom.shared.exch.b32 %r3, [cell], 4;
-        red.relaxed.gpu.global.add.f32 [%p1+8], 0f3F000000;
+        red.global.gpu.relaxed.add.f32 [%p1+8], 0f3F000000;
         """,
         2,
         ".shared .align 4 .u32 cell;",
@@ -164,7 +164,7 @@ def test_atomic_returns_old_values_and_swaps():
 FAULTS = [
     ("ld.global.u32 %r1, [%p0+64];", "4 bytes at 0x1000000040 are outside buffer params[0]"),
     (
-        "ld.global.u32 %r1, [%p0-4];",
+        "ld.global.u32 %r1, [%p0+-4];",
         "buffer params[0] [0x1000000000, 0x1000000040): they begin 4 bytes before it",
     ),
     ("ld.global.u32 %r1, [%p0+2];", "4 bytes at 0x1000000002 in buffer params[0] are not aligned"),

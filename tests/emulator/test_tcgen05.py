@@ -72,8 +72,8 @@ class Operand:
     def copies(self, name: str) -> str:
         """PTX that loads every box."""
         return f"mov.b64 %d9, {name}; cvta.param.u64 %d9, %d9;" + "".join(
-            "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
-            f" [{where}], [%d9, {{{x}, {y}}}], [bar];"
+            f"mov.b32 %r9, {where}; cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
+            f" [%r9], [%d9, {{{x}, {y}}}], [bar];"
             for (x, y), where in self.boxes
         )
 
@@ -156,7 +156,8 @@ def test_accumulation_negation_and_order(completion):
     a, b = Operand(x, "bf16", 128, False, 2048), Operand(y, "bf16", 128, False, 34816)
     mmas = """
     setp.ne.u32 %q1, 0, 0;
-    tcgen05.mma.cta_group::1.kind::f16.collector::a::discard [%r2], %d1, %d2, %r3, {0, 0, 0, 0}, %q1;
+    mov.b32 %r9, 0;
+    tcgen05.mma.cta_group::1.kind::f16.collector::a::discard [%r2], %d1, %d2, %r3, {%r9, %r9, %r9, %r9}, %q1;
     tcgen05.mma.cta_group::1.kind::f16 [%r2], %d1, %d2, %r3, 1;
     xor.b32 %r3, %r3, 8192;
     tcgen05.mma.cta_group::1.kind::f16 [%r2], %d1, %d2, %r3, 1;
@@ -203,15 +204,15 @@ TMEM = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 64; ld.s
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        (TMEM + "bar.sync 0; tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1+64];", emu.MemoryFault,
+        (TMEM + "bar.sync 0; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1+64];", emu.MemoryFault,
          r"tcgen05.ld of TMEM columns 64..64 outside live allocations: 0..63"),
         (TMEM + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 64;"
-         "tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1];",
+         "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];",
          emu.MemoryFault, "outside live allocations: none"),  # T16
         (TMEM + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, 32;", emu.ProtocolError, "live: 0..63"),
         ("tcgen05.alloc.cta_group::1.sync.aligned.b32 [cell], 48;", emu.ProtocolError, "alloc of 48 columns"),
         ("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" + TMEM, emu.ProtocolError, "after .*relinquish"),
-        ("setp.lt.u32 %q1, %t, 3; @%q1 tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1];", emu.ProtocolError,
+        ("setp.lt.u32 %q1, %t, 3; @%q1 tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r1];", emu.ProtocolError,
          "executed by part of a warp"),
     ],
 )  # fmt: skip
@@ -224,7 +225,7 @@ def test_a_warp_may_touch_its_own_quarter_only():
     """T33."""
     body = f"""
     setp.ge.u32 %q1, %t, 32; @%q1 bra READY; {TMEM} READY: bar.sync 0; ld.shared.u32 %r1, [cell];
-    tcgen05.ld.sync.aligned.32x32b.x1.b32 %r2, [%r1];
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {{%r2}}, [%r1];
     """
     with pytest.raises(emu.MemoryFault, match="TMEM lane 0 by warp 1, which may use lanes 32 to 63 only"):
         run(kernel(body, 0, ".shared .align 4 .u32 cell;"), block=(64,))

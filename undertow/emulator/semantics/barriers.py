@@ -260,13 +260,14 @@ for _syntax, _proxy in (
     ("fence{.<order>}.<scope>", "generic"),
     ("fence.mbarrier_init.release.cluster", "generic"),
     ("fence.proxy.<proxy>{.<space>}", "async"),
-    ("fence.proxy.async::generic.<order>.sync_restrict::<space2>.cluster", "async"),
-    ("fence.<order>.sync_restrict::<space2>.cluster", "generic"),
+    ("fence.proxy.async::generic.<order>.<restrict>.cluster", "async"),
+    ("fence.<order>.<restrict>.cluster", "generic"),
     ("fence.proxy.tensormap::generic.release.<scope>", "tensormap"),
     ("fence.proxy.tensormap::generic.acquire.<scope> [a], size:u32", "tensormap"),
 ):
     machine(
         _syntax, chapter=CHAPTER, effects=(Effect("fence", "any", _proxy),), level="cta gl sys", scope=_SCOPES,
         order="sc acq_rel acquire release", proxy="alias async async.global async.shared::cta async.shared::cluster",
-        space="global shared::cta shared::cluster", space2="shared::cta shared::cluster",
+        space="global shared::cta shared::cluster",
+        restrict="sync_restrict::shared::cta sync_restrict::shared::cluster",
     )(_make_fence)  # fmt: skip
