@@ -34,6 +34,7 @@ def launch_on_both(module, description, options=None, observers=(), exact: bool 
         _compare_errors(expected_error, actual_error, exact)
         raise expected_error
     assert actual_error is None, f"only the compiled back end refuses: {actual_error}"
+    assert expected is not None and actual is not None
     for span, data in zip(spans, after, strict=True):
         assert _read(span) == data, f"{span.name} differs between the back ends"
     assert actual.backend == "compiled"
@@ -56,7 +57,7 @@ def _compare_results(expected: emu.Result, actual: emu.Result) -> None:
     assert sorted(map(str, actual.findings)) == sorted(map(str, expected.findings))
 
 
-def _outcome(module, description, options):
+def _outcome(module, description, options) -> tuple[emu.Result | None, ValueError | None]:
     try:
         return numpy_launch(module, description, options), None
     except ValueError as error:

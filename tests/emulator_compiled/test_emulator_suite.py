@@ -19,7 +19,6 @@ from tests.emulator import (
 from tests.emulator_compiled.differential import launch_on_both
 from undertow import emulator as emu
 
-
 RACES = {
     "test_warps_two_warps_with_different_counts_at_one_barrier",  # either warp may be the one that notices
     "test_warps_ctas_wait_for_each_other_through_global_memory",  # how often a CTA polls is a matter of schedule

@@ -60,7 +60,7 @@ def run(program: Program, description: Launch, options: Options) -> Result:
     executions = np.zeros(len(program.code) + 1, np.int64)
     completions = np.zeros(_NUM_BARRIERS, np.int64)
     notes = np.zeros(2 * _MAX_NOTES, np.int64)
-    max_blocked = 32 * 32 * 148
+    max_blocked = 4096
     blocked = (library.Blocked * max_blocked)()
     outcome = library.Outcome(
         executions=executions.ctypes.data, completions=completions.ctypes.data, blocked=blocked,

@@ -96,8 +96,8 @@ FORMS: dict[str, Form] = {
 """How to encode a machine row, by the fixed words of its syntax."""
 
 for _words in (
-    "membar", "fence", "fence.mbarrier_init.release.cluster", "fence.proxy", "fence.sync_restrict::<space2>.cluster",
-    "fence.proxy.async::generic.sync_restrict::<space2>.cluster", "fence.proxy.tensormap::generic.release",
+    "membar", "fence", "fence.mbarrier_init.release.cluster", "fence.proxy", "fence.cluster",
+    "fence.proxy.async::generic.cluster", "fence.proxy.tensormap::generic.release",
     "fence.proxy.tensormap::generic.acquire", "prefetch", "prefetch.tensormap", "prefetchu.L1",
     "applypriority.L2::evict_normal", "discard.L2", "nanosleep.u32", "pmevent.mask", "pmevent",
     "griddepcontrol.launch_dependents", "griddepcontrol.wait", "cp.async.bulk.prefetch.L2.global",

@@ -68,6 +68,14 @@ alu(
     "mad.<rnd>{.ftz}{.sat}.<type> d, a, b, c", chapter=CHAPTER, rnd=RND, type="f32 f64",
     numpy=_numpy("float_fma", "a, b, c"), cpp=_cpp("fmaf(A, B, C)", "fma_odd(A, B, C)"),
 )  # fmt: skip
+
+
+def mixed(mods, nearest: str, odd: str) -> str:
+    """C++ of a form with half sources and an f32 result: `nearest`, or `odd` rounded once more in the mode given."""
+    value = nearest if rounding(mods) == "n" else f"round_f32({odd}, '{rounding(mods)}')"
+    return f"d = {'sat' if mods['sat'] else ''}({value})"
+
+
 for _name, _sign in (("add", "+"), ("sub", "-")):
     for _half in ("f16", "bf16"):
         alu(
@@ -76,8 +84,8 @@ for _name, _sign in (("add", "+"), ("sub", "-")):
             numpy=lambda m, n=_name, h=_half: (
                 f"float_{n}32(widen_{h}(a), c, d, ({rounding(m)!r}, False, {m['sat']}))"
             ),
-            cpp=lambda m, s=_sign, h=_half: (
-                f"d = {'sat' if m['sat'] else ''}({h}_to_f32(a) {s} c)" if rounding(m) == "n" else None
+            cpp=lambda m, s=_sign, h=_half: mixed(
+                m, f"{h}_to_f32(a) {s} c", f"add_odd({h}_to_f32(a), {s}c)"
             ),
         )  # fmt: skip
 for _half in ("f16", "bf16"):
@@ -87,8 +95,8 @@ for _half in ("f16", "bf16"):
         numpy=lambda m, h=_half: (
             f"float_fma32(widen_{h}(a), widen_{h}(b), c, d, ({rounding(m)!r}, False, {m['sat']}))"
         ),
-        cpp=lambda m, h=_half: (
-            f"d = {'sat' if m['sat'] else ''}(fmaf({h}_to_f32(a), {h}_to_f32(b), c))" if rounding(m) == "n" else None
+        cpp=lambda m, h=_half: mixed(
+            m, f"fmaf({h}_to_f32(a), {h}_to_f32(b), c)", f"fma_odd({h}_to_f32(a), {h}_to_f32(b), c)"
         ),
     )  # fmt: skip
 
