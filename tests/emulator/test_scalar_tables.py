@@ -200,6 +200,14 @@ def test_fma_where_rounding_twice_is_wrong():
     assert got == [nearest_f32(Fraction(a) * Fraction(b) + Fraction(c))]
 
 
+def test_fma_into_its_own_addend():
+    """The destination may be one of the sources, also where the exact path is taken."""
+    a, b, c = 16 * (1 + 2.0**-23), 1 - 2.0**-23, 2.0**28 * (1 + 2.0**-23)
+    operands = {"a": ("f32", [a]), "b": ("f32", [b]), "c": ("f32", [c])}
+    got = evaluate("fma.rn.f32 {c}, {a}, {b}, {c}; mov.f32 {d}, {c};", "f32", **operands)
+    assert got == [nearest_f32(Fraction(a) * Fraction(b) + Fraction(c))]
+
+
 @pytest.mark.parametrize(("op", "function"), [("add", np.add), ("sub", np.subtract), ("mul", np.multiply)])
 def test_packed_f32x2_treats_halves_alike(op, function):
     rng = np.random.default_rng(0)

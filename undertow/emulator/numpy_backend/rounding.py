@@ -54,10 +54,10 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> None:
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     halfway = (np.atleast_1d(total).view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    np.copyto(d, total, casting="unsafe")
     suspicious = halfway | ((np.abs(total) < 2.0**-126) & (total != 0))
     if suspicious.any():
-        np.copyto(d, add_odd(product, np.asarray(c, np.float64)), casting="unsafe", where=suspicious.reshape(d.shape))
+        total = add_odd(product, np.asarray(c, np.float64))
+    np.copyto(d, total, casting="unsafe")
 
 
 def round_f32(x: np.ndarray, mode: str) -> np.ndarray:
