@@ -34,6 +34,10 @@ def collect(body: str, block: int = 32, declarations: str = "", **keywords) -> l
         ("and.b32 %r2, %t, 1; match.any.sync.b32 %r1, %r2, -1;", [0x55555555, 0xAAAAAAAA] * 16),
         ("redux.sync.add.u32 %r1, %t, -1;", [496] * 32),
         ("redux.sync.max.s32 %r1, %t, -1;", [31] * 32),
+        ("cvt.rn.f32.u32 %f1, %t; neg.f32 %f1, %f1; redux.sync.min.f32 %f2, %f1, -1; cvt.rzi.s32.f32 %r1, %f2;",
+         [2**32 - 31] * 32),
+        ("cvt.rn.f32.u32 %f1, %t; neg.f32 %f1, %f1; redux.sync.max.abs.f32 %f2, %f1, -1; cvt.rzi.s32.f32 %r1, %f2;",
+         [31] * 32),
         ("elect.sync %r1|%q1, -1; selp.u32 %r1, 7, %r1, %q1;", [7] + [0] * 31),
         ("mov.u32 %r1, %lanemask_lt;", [(1 << i) - 1 for i in range(32)]),
     ],
@@ -54,6 +58,24 @@ def test_divergent_lanes_meet_again():
     """
     expected = [1, 0x22222222, 100, 100] * 8
     assert collect(body) == [v + 100 for v in expected]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "compiled"])
+def test_a_branch_to_where_the_others_fall_through_loses_no_lane(backend):
+    body = "setp.lt.u32 %q1, %t, 3; @%q1 bra NEXT; NEXT: activemask.b32 %r1;"
+    assert collect(body, options=emu.Options(backend=backend)) == [0xFFFFFFFF] * 32
+
+
+def test_lanes_at_a_collective_and_lanes_that_wait_forever_are_a_deadlock():
+    """Lane 0 waits; the others may not do bar.warp.sync without it, so it is not their fault that nobody can go on."""
+    body = """
+    setp.ne.u32 %q1, %t, 0; @%q1 bra MEET;
+    mbarrier.init.shared.b64 [m], 1;
+    WAIT: mbarrier.try_wait.parity.shared.b64 %q2, [m], 0; @!%q2 bra WAIT;
+    MEET: bar.warp.sync -1; mov.u32 %r1, 1;
+    """
+    with pytest.raises(emu.Deadlock, match="nothing is in flight"):
+        collect(body, declarations=".shared .align 8 .b8 m[8];")
 
 
 def test_loop_with_a_trip_count_per_lane():

@@ -11,7 +11,7 @@ import numpy as np
 
 from .async_agents import AsyncEngines
 from .description import Resolved
-from .errors import Deadlock, EmulatorError, MemoryFault, UnsupportedPtx
+from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
 from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
 from .memory import ByteMemory
 from .numpy_backend.executor import Executor
@@ -221,9 +221,7 @@ class Machine:
                     continue
                 if cta.finished:
                     return True
-                stuck = [w for w in cta.warps if w.groups and executor.next_pc(w, overtake=True) is not None]
-                if stuck:
-                    executor.run(cta, stuck[0], 0, 1)
+                if self._overtake(cta):
                     continue
                 if expired_at == cta.progress or not self._expire(cta):
                     self._report_deadlock([cta], "no warp can run and nothing is in flight")
@@ -243,6 +241,20 @@ class Machine:
                     self._step(cta)
                 else:
                     return False
+
+    def _overtake(self, cta: Cta) -> bool:
+        """Let lanes go on before those of their warp that wait; where a collective needs the whole warp, nobody can."""
+        for warp in cta.warps:
+            if not warp.groups or self.executor.next_pc(warp, overtake=True) is None:
+                continue
+            try:
+                self.executor.run(cta, warp, 0, 1)
+            except ProtocolError as error:
+                if error.rule != "partial-warp":
+                    raise
+                continue
+            return True
+        return False
 
     def _step(self, cta: Cta) -> None:
         """Complete one asynchronous operation; errors name where it was issued."""

@@ -153,7 +153,9 @@ class Executor:
                     pc = bound.end
                 else:
                     for warp, taken in zip(warps, bits, strict=True):
-                        self._split(warp, {bound.end: FULL_MASK & ~taken, ending.target: taken})
+                        warp.groups = {}
+                        self._join(warp.groups, bound.end, FULL_MASK & ~taken)
+                        self._join(warp.groups, ending.target, taken)  # may be the same place
                     return
             else:
                 self._leave(warps, lanes, bound, [FULL_MASK] * count)
@@ -229,11 +231,6 @@ class Executor:
     def _join(self, groups: dict[int, int], pc: int, mask: int) -> None:
         if mask and pc < len(self.program.code):
             groups[pc] = groups.get(pc, 0) | mask
-
-    def _split(self, warp: Warp, groups: dict[int, int]) -> None:
-        warp.groups = {}
-        for pc, mask in groups.items():
-            self._join(warp.groups, pc, mask)
 
     def _leave(self, warps: list[Warp], lanes: LaneSet, bound: BoundBlock, masks: list[int]) -> None:
         """End of a block by exit, trap or a branch table."""
