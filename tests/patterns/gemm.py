@@ -55,7 +55,7 @@ def gemm_kernel(failure: Constexpr, rows: cute.CopyAtom, columns: cute.CopyAtom,
     cute.arch.sync_threads()
     tmem = allocated_tmem()
     if warp == LOAD:
-        _load(failure, rows, columns, tiles)
+        _load(rows, columns, tiles)
     elif warp == MMA:
         _multiply(failure, tmem, tiles)
     else:
@@ -66,7 +66,7 @@ def gemm_kernel(failure: Constexpr, rows: cute.CopyAtom, columns: cute.CopyAtom,
 
 
 @cute.jit
-def _load(failure: Constexpr, rows: cute.CopyAtom, columns: cute.CopyAtom, tiles: Int32):
+def _load(rows: cute.CopyAtom, columns: cute.CopyAtom, tiles: Int32):
     for i in cutlass.range(tiles * K_BLOCKS, unroll=1):
         stage = i % STAGES
         wait(EMPTY + stage, (i // STAGES & 1) ^ 1)
@@ -205,11 +205,11 @@ PATTERNS = (
         Twin("no-wait-for-drained", ("race",), removed=(TRY_WAIT,), also=RUNS_AHEAD),
         Twin("arrive-instead-of-commit", ("race",), removed=("tcgen05.commit",), added=("mbarrier.arrive",)),
         Twin("parity-of-the-tile", ("race",), also=("mbarrier-missed-phase", "uninitialised-read", *RUNS_AHEAD)),
-        Twin("release-before-wait-ld", ("tmem-load-not-waited",), visible=False),
+        Twin("release-before-wait-ld", ("tmem-load-not-waited",), moved=("tcgen05.wait::ld",), visible=False),
     )),
     Pattern("p-from-registers", build_p_from_registers, p_from_registers_case, (
         Twin("no-wait-st", ("tmem-store-not-waited",), removed=("tcgen05.wait::st",), visible=False),
-        Twin("wait-st-after-signal", ("tmem-store-not-waited",), visible=False),
+        Twin("wait-st-after-signal", ("tmem-store-not-waited",), moved=("tcgen05.wait::st",), visible=False),
         Twin("no-wait-for-p", ("race",), removed=(TRY_WAIT,), also=("uninitialised-read", "mbarrier-unobserved-phase")),
     )),
 )  # fmt: skip

@@ -27,8 +27,9 @@ class Twin:
 
     failure:        its name, and the value of the kernel's `failure`.
     rules:          ids of the findings that it must give; `also`: ids of those that may come along as consequences.
-    removed, added: mnemonics (or how they begin) of the synchronisation and memory instructions by which its PTX
-                    differs from the pattern's; both empty: an instruction moved, or one of its operands changed.
+    removed, added: mnemonics (or how they begin) of the synchronisation and memory instructions that its PTX lacks, or
+                    has beside the pattern's; moved: of those that stand elsewhere. All empty: an operand or a guard
+                    changed.
     visible:        whether the results go wrong, or the machine stops, in at least one of the settings of the tests.
     strict:         only the strict mode of the observers reports it.
     """
@@ -37,6 +38,7 @@ class Twin:
     rules: tuple[str, ...]
     removed: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
+    moved: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     visible: bool = True
     strict: bool = False

@@ -241,7 +241,7 @@ PATTERNS = (
     Pattern("tensor-ring", build_tensor_ring, tensor_ring_case, (
         Twin("no-empty-wait", ("race",), removed=(TRY_WAIT,), also=RUNS_AHEAD),
         Twin("no-full-wait", ("race",), removed=(TRY_WAIT,), also=("uninitialised-read", *RUNS_AHEAD)),
-        Twin("early-release", ("race",)),
+        Twin("early-release", ("race",), moved=("bar.warp.sync", "mbarrier.arrive.shared")),
         Twin("consumer-parity", ("deadlock",)),
     )),
     Pattern("bulk-ring", build_bulk_ring, bulk_ring_case, (

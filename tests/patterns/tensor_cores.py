@@ -258,7 +258,7 @@ PATTERNS = (
         Twin("no-wait-for-loads", ("race",), removed=(TRY_WAIT,),
              also=("uninitialised-read", "mbarrier-unobserved-phase")),
         Twin("no-wait-for-commit", ("race",), removed=(TRY_WAIT,), also=("uninitialised-read", "tmem-lifetime")),
-        Twin("commit-before-last-mma", ("race",), also=("tmem-lifetime",)),
+        Twin("commit-before-last-mma", ("race",), moved=("tcgen05.commit",), also=("tmem-lifetime",)),
         Twin("use-before-wait-ld", ("tmem-load-not-waited",), removed=("tcgen05.wait::ld",),
              visible=False, strict=True),
     )),
@@ -270,7 +270,7 @@ PATTERNS = (
         Twin("no-wait-for-first-half", ("race",), removed=(TRY_WAIT,)),
     )),
     Pattern("aliased-staging", build_aliased_staging, aliased_staging_case, (
-        Twin("staged-over-live-operand", ("race",)),
+        Twin("staged-over-live-operand", ("race",), moved=(TRY_WAIT,)),
         Twin("no-proxy-fence", ("missing-proxy-fence",), removed=("fence.proxy.async",), visible=False),
     )),
 )  # fmt: skip

@@ -133,7 +133,7 @@ def teardown_case() -> Case:
 PATTERNS = (
     Pattern("tmem-ring", build_tmem_ring, tmem_ring_case, (
         Twin("no-wait-ld", ("tmem-load-not-waited",), removed=("tcgen05.wait::ld",), visible=False),
-        Twin("wait-ld-after-release", ("tmem-load-not-waited",), visible=False),
+        Twin("wait-ld-after-release", ("tmem-load-not-waited",), moved=("tcgen05.wait::ld",), visible=False),
         Twin("no-wait-st", ("tmem-store-not-waited",), removed=("tcgen05.wait::st",), visible=False),
         Twin("no-empty-wait", ("race",), removed=(TRY_WAIT,), also=RUNS_AHEAD),
     )),

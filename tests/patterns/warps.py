@@ -204,11 +204,11 @@ def register_pool_case() -> Case:
 
 PATTERNS = (
     Pattern("named-pair", build_named_pair, named_pair_case, (
-        Twin("release-before-read", ("race",)),
+        Twin("release-before-read", ("race",), moved=("bar.arrive",)),
         Twin("count-too-small", ("named-barrier-count",), also=("race", "uninitialised-read", "deadlock")),
     )),
     Pattern("turns", build_turns, turns_case, (
-        Twin("hand-over-before-work", ("race",)),
+        Twin("hand-over-before-work", ("race",), moved=("bar.arrive",)),
     )),
     Pattern("two-groups", build_two_groups, two_groups_case, (
         Twin("shared-id", ("named-barrier-shared",), also=("race", "deadlock")),

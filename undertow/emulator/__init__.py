@@ -15,6 +15,7 @@ from .errors import Deadlock, EmulatorError, LaunchError, MemoryFault, ProtocolE
 from .events import EventBus
 from .machine import Machine
 from .observers.base import Finding, Observer
+from .observers.failure import findings_after
 from .program import Program, load_program
 
 __all__ = [
@@ -121,7 +122,11 @@ def launch(
     for observer in observers:
         observer.start(program, description)
     start = time.perf_counter()
-    machine.run()
+    try:
+        machine.run()
+    except EmulatorError as error:
+        error.findings = machine.tally.findings + findings_after(error, observers)
+        raise
     seconds = time.perf_counter() - start
     executions = np.zeros(len(program.code), np.int64)
     for block_start, count in machine.executor.counts.items():
@@ -153,6 +158,11 @@ def _compiled_result(program: Program, description: Launch, options: Options) ->
         return None
     try:
         return compiled.run(program, description, options)
+    except compiled.NotCompiled as error:
+        if options.backend == "compiled":
+            raise
+        warnings.warn(f"emulator: {error.fact}; running on NumPy", stacklevel=3)
+        return None
     except compiled.CompilerMissing as error:
         warnings.warn(f"emulator: {error}; running on NumPy", stacklevel=3)
         return None

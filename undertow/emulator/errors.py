@@ -6,12 +6,20 @@ CTA, warps with their roles, PTX line and source line on the way out.
 
 
 class EmulatorError(ValueError):
-    """Base of everything that stops an emulation. `fact` is the message without the place, `place` the place."""
+    """Base of everything that stops an emulation.
 
-    def __init__(self, fact: str):
+    fact: the message without the place; place: the place. rule: id of the finding that the error amounts to.
+    findings: what the observers had found by then, and the error itself as the last of them.
+    """
+
+    default_rule = "emulator-error"
+
+    def __init__(self, fact: str, rule: str = ""):
         super().__init__(fact)
         self.fact = fact
         self.place = ""
+        self.rule = rule or self.default_rule
+        self.findings: list = []
 
     def at(self, place: str) -> "EmulatorError":
         """Add the place once; the innermost call wins."""
@@ -28,9 +36,13 @@ class UnsupportedPtx(EmulatorError):
 class MemoryFault(EmulatorError):
     """Access out of bounds, misaligned, to memory outside a live allocation, or by the wrong kind of instruction."""
 
+    default_rule = "memory-fault"
+
 
 class ProtocolError(EmulatorError):
     """A synchronisation rule is broken: over-arrival, uninitialised mbarrier, partial warp at a collective."""
+
+    default_rule = "protocol"
 
 
 class LaunchError(EmulatorError):
@@ -39,6 +51,8 @@ class LaunchError(EmulatorError):
 
 class Deadlock(EmulatorError):
     """No warp can run and nothing is in flight. `report` has one entry per warp that has not exited."""
+
+    default_rule = "deadlock"
 
     def __init__(self, fact: str, report: list | None = None):
         super().__init__(fact)

@@ -169,6 +169,16 @@ class FenceExecuted:
 
 
 @dataclass(frozen=True, slots=True)
+class RegistersRequested:
+    """setmaxnreg: action inc or dec to `count` registers per thread."""
+
+    lanes: Any
+    decoded: Decoded
+    action: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class AsyncIssued:
     """An asynchronous operation entered its engine's queue."""
 

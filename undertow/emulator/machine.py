@@ -11,7 +11,7 @@ import numpy as np
 
 from .async_agents import AsyncEngines
 from .description import Resolved
-from .errors import Deadlock, EmulatorError, MemoryFault, UnsupportedPtx
+from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
 from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
 from .memory import ByteMemory
 from .numpy_backend.executor import Executor
@@ -19,7 +19,7 @@ from .observers.base import Finding
 from .report import place, warp_reports
 from .scheduler import make_scheduler
 from .semantics import data_movement
-from .state import Cta, LaneSet, Warp
+from .state import Cta, LaneSet
 
 MAX_POLLS = 64
 """Fruitless polls after which a CTA counts as spinning."""
@@ -66,6 +66,7 @@ class Machine:
         """The handler of a machine form, made once per instruction."""
         if index not in self._handlers:
             decoded = self.program.code[index]
+            assert decoded.row.make is not None
             self._handlers[index] = decoded.row.make(decoded, self.bus)
         return self._handlers[index]
 
@@ -213,15 +214,15 @@ class Machine:
         expired_at = -1
         while True:
             engines.maybe_step()
-            ready = [w for w in cta.warps if w.groups and self._is_ready(w)]
+            ready = [w for w in cta.warps if w.groups and (not w.waits or executor.next_pc(w) is not None)]
             if not ready:
                 if engines.pending:
                     self._step(cta)
                     continue
                 if cta.finished:
                     return True
-                ready = [w for w in cta.warps if w.groups and executor.next_pc(w) is not None]
-            if not ready:
+                if self._overtake(cta):
+                    continue
                 if expired_at == cta.progress or not self._expire(cta):
                     self._report_deadlock([cta], "no warp can run and nothing is in flight")
                 expired_at = cta.progress
@@ -241,13 +242,19 @@ class Machine:
                 else:
                     return False
 
-    @staticmethod
-    def _is_ready(warp: Warp) -> bool:
-        """Whether the lanes of a warp that are furthest behind can go on."""
-        if not warp.waits:
+    def _overtake(self, cta: Cta) -> bool:
+        """Let lanes go on before those of their warp that wait; where a collective needs the whole warp, nobody can."""
+        for warp in cta.warps:
+            if not warp.groups or self.executor.next_pc(warp, overtake=True) is None:
+                continue
+            try:
+                self.executor.run(cta, warp, 0, 1)
+            except ProtocolError as error:
+                if error.rule != "partial-warp":
+                    raise
+                continue
             return True
-        wait = warp.waits.get(min(warp.groups))
-        return wait is None or wait.expired or wait.ready()
+        return False
 
     def _step(self, cta: Cta) -> None:
         """Complete one asynchronous operation; errors name where it was issued."""

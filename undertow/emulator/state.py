@@ -26,6 +26,11 @@ class Wait:
     can_expire: bool = False
     expired: bool = False
 
+    @property
+    def may_go(self) -> bool:
+        """Whether the waiting instruction should run again."""
+        return self.expired or self.ready()
+
 
 class Warp:
     """A warp: `groups` maps each program counter to the mask of lanes that sit there; lanes that exited are gone."""

@@ -10,6 +10,8 @@ from typing import Any
 from .cursor import Cursor
 from .declarations import parse_variables
 from .program import (
+    SPECIAL_PREFIXES,
+    SPECIAL_REGISTERS,
     TYPE_BITS,
     Address,
     Function,
@@ -117,7 +119,8 @@ class BodyParser:
         elif cursor.text == "@" or cursor.kind == "word":
             self._instruction()
         else:
-            raise cursor.error(f"expected a statement, got {cursor.text!r}")
+            what = repr(cursor.text) if cursor.kind != "end" else "the end of the file"
+            raise cursor.error(f"expected a statement, got {what}")
 
     def _label(self) -> None:
         cursor = self.cursor
@@ -147,7 +150,10 @@ class BodyParser:
             self._registers()
         elif text == ".loc":
             cursor.advance()
-            self.span = self._location()
+            span, kept = self._location(), self.span
+            # compilers count the lines of inline assembly as if they were the source's: its scope is one line
+            counted = self.scope.parent and kept and (span.file, span.column) == (kept.file, kept.column)
+            self.span = kept if counted else span
         elif text == ".pragma":
             cursor.advance()
             self.function.pragmas.append(cursor.expect_kind("string").text[1:-1])
@@ -274,10 +280,14 @@ class BodyParser:
                 raise cursor.error(f"vector register {name} is not supported")
             self.function.registers[register.name] = register.type
             return register
-        if name[0] == "%" or name == "WARP_SZ":
+        if name == "WARP_SZ":
+            return Immediate(32)
+        if name in SPECIAL_REGISTERS or name.startswith(SPECIAL_PREFIXES):
             if cursor.kind == "modifier" and cursor.text in (".x", ".y", ".z", ".w"):
                 name += cursor.advance().text
-            return Immediate(32) if name == "WARP_SZ" else Special(name)
+            return Special(name)
+        if name[0] == "%":
+            raise cursor.source.error(token.offset, f"register {name} is not declared")
         offset = self._offset()
         return _Name(name, offset, self.scope, token.offset)
 

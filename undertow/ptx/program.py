@@ -16,6 +16,18 @@ TYPE_BITS = {
 """Width in bits of each fundamental or packed type that a register, variable or modifier can name."""
 
 
+SPECIAL_REGISTERS = {
+    "%tid", "%ntid", "%laneid", "%warpid", "%nwarpid", "%ctaid", "%nctaid", "%smid", "%nsmid", "%gridid",
+    "%clusterid", "%nclusterid", "%cluster_ctaid", "%cluster_nctaid", "%cluster_ctarank", "%cluster_nctarank",
+    "%is_explicit_cluster", "%lanemask_eq", "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt", "%clock",
+    "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi", "%reserved_smem_offset_begin",
+    "%reserved_smem_offset_end", "%reserved_smem_offset_cap", "%reserved_smem_offset_0", "%reserved_smem_offset_1",
+    "%total_smem_size", "%aggr_smem_size", "%dynamic_smem_size", "%current_graph_exec",
+}  # fmt: skip
+"""Special registers of the ISA without their .x .y .z; %pm..., %envreg... and the like are known by prefix."""
+SPECIAL_PREFIXES = ("%pm", "%envreg")
+
+
 @dataclass(frozen=True)
 class SourceSpan:
     """Where an instruction came from, by `.loc`: a file of the program that was compiled, line and column."""

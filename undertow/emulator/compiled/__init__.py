@@ -10,6 +10,7 @@ reductions into global memory committed in the order of CTAs, so results do not 
 """
 
 from .build import CompilerMissing
+from .encode import NotCompiled
 from .launch import run
 
-__all__ = ["CompilerMissing", "run"]
+__all__ = ["CompilerMissing", "NotCompiled", "run"]

@@ -7,6 +7,7 @@ an instruction, helper moves through scratch rows surround it; they belong to th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,12 +44,16 @@ SPECIALS = {name: i for i, name in enumerate(_SPECIALS)}
 """Numbers of special registers, as in runtime/specials.hpp."""
 
 
+class NotCompiled(UnsupportedPtx):
+    """The compiled back end does not know this form or operand; the NumPy back end may."""
+
+
 @dataclass
 class Encoded:
     """The arrays that the interpreter copies: instructions, constant rows, operand lists, special registers."""
 
     code: np.ndarray
-    constants: bytes
+    constants: np.ndarray
     lists: np.ndarray
     specials: np.ndarray
     register_bytes: int
@@ -69,12 +74,22 @@ class Fields:
 
 
 class Encoder:
-    """Encodes one kernel; `machine_op` gives the number of a machine form by its name in the C++ table."""
+    """Encodes one kernel.
 
-    def __init__(self, program: Program, machine_op, special_of, symbol_address):
+    machine_op: number of a machine form by its name in the C++ table. encode_machine: what encodes machine rows.
+    symbol_address: address of a variable or parameter within its state space.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        machine_op: Callable[[str], int],
+        encode_machine: Callable[[Encoder, Decoded], Fields],
+        symbol_address: Callable[[str], int],
+    ):
         self.program = program
         self.machine_op = machine_op
-        self.special_of = special_of
+        self.encode_machine = encode_machine
         self.symbol_address = symbol_address
         self.allocation = registers.allocate(program)
         self.records: list[tuple[Fields, int, ptx.Guard | None]] = []
@@ -90,10 +105,8 @@ class Encoder:
     def encode(self) -> Encoded:
         """Encode everything.
 
-        Raises: UnsupportedPtx, with its place, for a form or operand that this back end does not know.
+        Raises: NotCompiled, with its place, for a form or operand that this back end does not know.
         """
-        from .encode_machine import encode_machine
-
         positions, jumps = [], []
         for decoded in self.program.code:
             positions.append(len(self.records))
@@ -107,9 +120,7 @@ class Encoder:
                 elif decoded.row.make is None:
                     self.emit(self._lane(decoded))
                 else:
-                    fields = encode_machine(self, decoded)
-                    if fields is not None:
-                        self.emit(fields)
+                    self.emit(self.encode_machine(self, decoded))
             except UnsupportedPtx as error:
                 raise error.at(self.program.where(decoded.index)) from None
             for fields in self._after:
@@ -128,9 +139,9 @@ class Encoder:
         """Append a move that goes before the instruction."""
         self.records.append((fields, BEFORE, None))
 
-    def unsupported(self, why: str) -> UnsupportedPtx:
+    def unsupported(self, why: str) -> NotCompiled:
         """Build the error for the current instruction."""
-        return UnsupportedPtx(f"{self.decoded.instruction.mnemonic}: {why}")
+        return NotCompiled(f"{self.decoded.instruction.mnemonic}: {why}")
 
     def _control(self, decoded: Decoded) -> Fields:
         opcode = decoded.instruction.opcode
@@ -162,7 +173,7 @@ class Encoder:
         form = lane_form(decoded.row, decoded.mods, types)
         number = None if form is None else all_forms().get(form)
         if number is None:
-            raise self.unsupported("no compiled form; use the NumPy back end")
+            raise self.unsupported("no compiled form")
         fields = Fields(lane=number)
         for typed in decoded.operands.values():
             if typed.spec.is_dst:
@@ -260,7 +271,7 @@ class Encoder:
             row = self.scratch(width)
             self.helper(Fields(op=self.machine_op("clock"), d=[row], aux={0: width}))
             return row
-        number = self.special_of(name, width)
+        number = special_number(name, width)
         if number is None:
             raise self.unsupported(f"special register {name}")
         if number not in self.specials:
@@ -308,9 +319,9 @@ class Encoder:
             instruction_of[place] = owner
         specials = np.array(sorted(self.specials.items()), np.int32).reshape(-1)
         lists = np.array(self.lists or [0], np.int32)
+        constants = np.frombuffer(bytes(self._constant_bytes) or bytes(1), np.uint8)
         return Encoded(
-            code, bytes(self._constant_bytes), lists, specials, self.allocation.num_bytes,
-            self.allocation.predicate_bytes, instruction_of,
+            code, constants, lists, specials, self.allocation.num_bytes, self.allocation.predicate_bytes, instruction_of
         )  # fmt: skip
 
 
@@ -318,3 +329,19 @@ def _width(type_name: str) -> int:
     if type_name == "pred":
         return 1
     return 32 if type_name == "any" else max(ptx.TYPE_BITS[type_name], 16)
+
+
+def special_number(name: str, width: int) -> int | None:
+    """Number of a special register of the runtime, None for one that the emulator does not know."""
+    axis = name[-2:] if name[-2:] in (".x", ".y", ".z") else ""
+    base = name.removesuffix(axis)
+    same = {"%clusterid": "%ctaid", "%nclusterid": "%nctaid"}.get(base)
+    if same:
+        name = same + axis
+    elif base in ("%cluster_ctaid", "%cluster_ctarank", "%is_explicit_cluster", "%gridid"):
+        name = "zero64" if width == 64 else "zero"
+    elif base in ("%cluster_nctaid", "%cluster_nctarank"):
+        name = "one"
+    elif base == "%aggr_smem_size":
+        name = "%total_smem_size"
+    return SPECIALS.get(name)

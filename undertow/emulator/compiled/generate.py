@@ -59,6 +59,22 @@ class LaneForm:
         """Whether the statement reads or writes the lane's carry flag."""
         return re.search(r"\bcc\b", self.statement) is not None
 
+    @property
+    def is_rare(self) -> bool:
+        """Whether the form is one that kernels hardly execute, so that compiling it quickly is worth more than speed.
+
+        Half of all forms are: two results, carries, comparisons folded with predicates, float64, f16 in software,
+        directed rounding.
+        """
+        num_predicates = sum(o.type == "pred" for o in self.operands)
+        return (
+            self.uses_carry
+            or sum(o.is_dst for o in self.operands) > 1
+            or 1 < num_predicates < len(self.operands)
+            or any(o.type == "f64" for o in self.operands)
+            or re.search(r"\bf16_to_f32|f32_to_f16|_odd\(|'[zmpa]'", self.statement) is not None
+        )
+
 
 def lane_form(row: Row, mods: Mapping, types: Mapping[str, str]) -> LaneForm | None:
     """Return what a lane row computes for these modifiers and operand types, None if it has no C++ column.
@@ -125,19 +141,25 @@ def _operand_type(type_name: str, mods: Mapping) -> str:
     return mods[type_name.strip("<>")] if type_name.startswith("<") else type_name
 
 
-def translation_units(count: int) -> list[str]:
-    """Return the C++ sources of all lane handlers, split evenly, and their table `lane_handlers` in the last one."""
+def translation_units(count: int) -> dict[str, str]:
+    """Return the C++ sources of all lane handlers by file name, and that of their table `lane_handlers`.
+
+    Files named `rare_*` hold the forms for which optimising does not pay.
+    """
     forms = list(all_forms())
-    chunks = [forms[i::count] for i in range(count)]
     numbers = {form: number for number, form in enumerate(forms)}
-    units = []
-    for chunk in chunks:
-        body = "\n".join(_function(form, numbers[form]) for form in chunk)
-        units.append(f'#include "lanes.hpp"\n\nnamespace undertow {{\n\n{body}\n}}  // namespace undertow\n')
+    units = {}
+    for kind in ("lanes", "rare"):
+        chosen = [form for form in forms if form.is_rare == (kind == "rare")]
+        for i in range(count):
+            body = "\n".join(_function(form, numbers[form]) for form in chosen[i::count])
+            units[f"{kind}_{i}.cpp"] = (
+                f'#include "lanes.hpp"\n\nnamespace undertow {{\n\n{body}\n}}  // namespace undertow\n'
+            )
     declarations = "\n".join(_signature(i) + ";" for i in range(len(forms)))
     table = ", ".join(f"lane_{i}" for i in range(len(forms)))
-    units[-1] += (
-        f'\n#include "program.hpp"\n\nnamespace undertow {{\n\n{declarations}\n\n'
+    units["lane_table.cpp"] = (
+        f'#include "program.hpp"\n\nnamespace undertow {{\n\n{declarations}\n\n'
         f"extern const LaneHandler lane_handlers[] = {{{table}}};\n"
         f"extern const int num_lane_handlers = {len(forms)};\n\n}}  // namespace undertow\n"
     )
@@ -185,14 +207,17 @@ def _function(form: LaneForm, number: int) -> str:
     halves = (
         "for (int i = 2 * lane; i < 2 * lane + 2; ++i) { STEP }" if form.elements == 2 * LANES else "int i = lane; STEP"
     ).replace("STEP", step)
-    return f"""{_signature(number)} {{
-    {' '.join(rows)} {' '.join(before)}
-    if (mask == kFullMask) {{
+    active = f"for (uint32_t left = mask; left; left &= left - 1) {{ const int lane = __builtin_ctz(left); {halves} }}"
+    if not form.is_rare:
+        active = f"""if (mask == kFullMask) {{
 #pragma GCC ivdep
         for (int i = 0; i < {form.elements}; ++i) {{ const int lane = {lane}; (void)lane; {step} }}
     }} else {{
-        for (uint32_t left = mask; left; left &= left - 1) {{ const int lane = __builtin_ctz(left); {halves} }}
-    }}
-    {' '.join(after)}
+        {active}
+    }}"""
+    return f"""{_signature(number)} {{
+    {" ".join(rows)} {" ".join(before)}
+    {active}
+    {" ".join(after)}
 }}
 """

@@ -19,8 +19,9 @@ from ..report import place, warp_reports
 from ..state import FULL_MASK, Wait, Warp
 from ..tensor_map import TensorMapGeometry
 from . import library
-from .encode import SPECIALS, Encoded, Encoder
-from .encode_machine import ATOMIC_TYPES
+from .encode import Encoded, Encoder
+from .encode_machine import encode_machine
+from .form_parts import ATOMIC_TYPES
 
 if TYPE_CHECKING:
     from .. import Options, Result
@@ -34,11 +35,15 @@ _MAX_NOTES = 256
 
 @dataclass(eq=False)
 class _Loaded:
-    """An encoded kernel inside the library."""
+    """An encoded kernel inside the library, which forgets it when the Program goes."""
 
     handle: int
     encoded: Encoded
     is_ordered: bool
+
+
+_LOADED: dict[tuple, _Loaded] = {}
+"""Encoded kernels by the identity of their Program and the addresses of its variables."""
 
 
 def run(program: Program, description: Launch, options: Options) -> Result:
@@ -55,7 +60,7 @@ def run(program: Program, description: Launch, options: Options) -> Result:
     executions = np.zeros(len(program.code) + 1, np.int64)
     completions = np.zeros(_NUM_BARRIERS, np.int64)
     notes = np.zeros(2 * _MAX_NOTES, np.int64)
-    max_blocked = 32 * 32 * 148
+    max_blocked = 4096
     blocked = (library.Blocked * max_blocked)()
     outcome = library.Outcome(
         executions=executions.ctypes.data, completions=completions.ctypes.data, blocked=blocked,
@@ -76,22 +81,27 @@ def run(program: Program, description: Launch, options: Options) -> Result:
 def _load_program(resolved: Resolved) -> _Loaded:
     """Encode a kernel and hand it to the library, once per kernel and placement of its variables."""
     program = resolved.program
-    key = ("compiled", tuple(sorted(resolved.variables.items())))
-    loaded = program.block_cache.get(key)
+    key = (id(program), *sorted(resolved.variables.items()))
+    loaded = _LOADED.get(key)
     if loaded is None:
-        encoder = Encoder(program, library.machine_op, _special_number, lambda name: _symbol_address(resolved, name))
+        encoder = Encoder(program, library.machine_op, encode_machine, lambda name: _symbol_address(resolved, name))
         encoded = encoder.encode()
         arguments = library.ProgramArguments(
-            code=encoded.code.ctypes.data, consts=ctypes.cast(encoded.constants, ctypes.c_void_p).value,
+            code=encoded.code.ctypes.data, consts=encoded.constants.ctypes.data,
             lists=encoded.lists.ctypes.data, specials=encoded.specials.ctypes.data, num_code=len(encoded.code),
             consts_bytes=len(encoded.constants), num_lists=len(encoded.lists), num_specials=len(encoded.specials) // 2,
             regs_bytes=encoded.register_bytes, predicate_bytes=encoded.predicate_bytes,
             local_bytes=program.local_bytes, num_instructions=len(program.code) + 1,
         )  # fmt: skip
         handle = library.load().undertow_program(ctypes.byref(arguments))
-        loaded = program.block_cache[key] = _Loaded(handle, encoded, _is_ordered(program))
-        weakref.finalize(loaded, library.load().undertow_free_program, handle)
+        loaded = _LOADED[key] = _Loaded(handle, encoded, _is_ordered(program))
+        weakref.finalize(program, _forget, key, handle)
     return loaded
+
+
+def _forget(key: tuple, handle: int) -> None:
+    _LOADED.pop(key, None)
+    library.load().undertow_free_program(handle)
 
 
 def _is_ordered(program: Program) -> bool:
@@ -103,22 +113,6 @@ def _is_ordered(program: Program) -> bool:
         if speaks and not is_local and decoded.instruction.opcode in ("atom", "red", "ld", "st"):
             return True
     return False
-
-
-def _special_number(name: str, width: int) -> int | None:
-    """Number of a special register of the runtime, None for one that the emulator does not know."""
-    axis = name[-2:] if name[-2:] in (".x", ".y", ".z") else ""
-    base = name.removesuffix(axis)
-    same = {"%clusterid": "%ctaid", "%nclusterid": "%nctaid"}.get(base)
-    if same:
-        name = same + axis
-    elif base in ("%cluster_ctaid", "%cluster_ctarank", "%is_explicit_cluster", "%gridid"):
-        name = "zero64" if width == 64 else "zero"
-    elif base in ("%cluster_nctaid", "%cluster_nctarank"):
-        name = "one"
-    elif base == "%aggr_smem_size":
-        name = "%total_smem_size"
-    return SPECIALS.get(name)
 
 
 def _symbol_address(resolved: Resolved, name: str) -> int:
@@ -183,9 +177,9 @@ def _findings(program: Program, notes: np.ndarray) -> list:
     found = {}
     for index, parity in notes.tolist():
         finding = _parity_finding(parity)
-        found.setdefault(index, type(finding)(
-            finding.rule, finding.message, program.where(index), finding.other, finding.hint
-        ))
+        found.setdefault(
+            index, type(finding)(finding.rule, finding.message, program.where(index), finding.other, finding.hint)
+        )
     return list(found.values())
 
 
@@ -203,7 +197,7 @@ def _error(resolved: Resolved, encoded: Encoded, outcome: library.Outcome) -> Em
     return kind(fact).at(where + (", when it completed" if outcome.is_completion else ""))
 
 
-def _deadlock(resolved: Resolved, encoded: Encoded, outcome, machine: Any, fact: str) -> Deadlock:
+def _deadlock(resolved: Resolved, encoded: Encoded, outcome, machine: Any, fact: str) -> EmulatorError:
     warps: dict[tuple[int, int], Warp] = {}
     for blocked in outcome.blocked[: outcome.num_blocked]:
         key = (blocked.cta, blocked.warp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from . import build, generate
 
@@ -90,7 +90,7 @@ def load() -> ctypes.CDLL:
     return library
 
 
-@lru_cache(maxsize=None)
+@cache
 def machine_op(name: str) -> int:
     """Number of a machine form of the runtime."""
     number = load().undertow_machine_op(name.encode())

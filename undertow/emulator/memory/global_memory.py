@@ -94,16 +94,21 @@ class GlobalMemory:
         Raises: MemoryFault naming the nearest buffer.
         """
         place = bisect.bisect_right(self._bases, address) - 1
-        if place < 0:
-            raise MemoryFault(f"{num_bytes} bytes at global address {address:#x}, before every buffer")
-        region = self.regions[place]
-        if address + num_bytes > region.end:
-            past = address + num_bytes - region.end
-            raise MemoryFault(
-                f"{num_bytes} bytes at {address:#x} are outside {region.label} [{region.base:#x}, {region.end:#x}):"
-                f" they end {past} bytes past it"
-            )
-        return region
+        region = self.regions[place] if place >= 0 else None
+        if region is not None and address + num_bytes <= region.end:
+            return region
+        raise MemoryFault(f"{num_bytes} bytes at {address:#x} are outside {self._nearest(place, address, num_bytes)}")
+
+    def _nearest(self, place: int, address: int, num_bytes: int) -> str:
+        """Describe the buffer closest to an address: the one below (regions[place]) or the one above."""
+        below = self.regions[place] if place >= 0 else None
+        above = self.regions[place + 1] if place + 1 < len(self.regions) else None
+        if above is not None and (below is None or above.base - address < address - below.end):
+            return f"{above.label} [{above.base:#x}, {above.end:#x}): they begin {above.base - address} bytes before it"
+        if below is None:
+            return "every buffer: the launch has none"
+        past = address + num_bytes - below.end
+        return f"{below.label} [{below.base:#x}, {below.end:#x}): they end {past} bytes past it"
 
     def spread(self, addresses: np.ndarray, num_bytes: int) -> list[tuple[Region, np.ndarray | None]]:
         """Split lanes by region: (region, positions), with None for all of them in one."""
@@ -125,6 +130,7 @@ class GlobalMemory:
 
 
 def _overlapping_groups(spans: list[HostSpan]) -> list[list[HostSpan]]:
+    """Spans that share bytes, grouped; groups in the order in which the launch first names them."""
     groups: list[list[HostSpan]] = []
     for span in sorted(spans, key=lambda s: (s.pointer, -s.num_bytes)):
         end = max((s.pointer + s.num_bytes for s in groups[-1]), default=0) if groups else 0
@@ -133,4 +139,5 @@ def _overlapping_groups(spans: list[HostSpan]) -> list[list[HostSpan]]:
             groups[-1].append(span)
         else:
             groups.append([span])
-    return groups
+    order = {id(span): place for place, span in enumerate(spans)}
+    return sorted(groups, key=lambda group: min(order[id(span)] for span in group))

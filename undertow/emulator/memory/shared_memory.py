@@ -30,7 +30,8 @@ class Mbarrier:
         if count > self.pending:
             raise ProtocolError(
                 f"over-arrival at mbarrier {self.address:#x}: {count} arrivals, {self.pending} of {self.count} pending"
-                f" in phase {self.phase}"
+                f" in phase {self.phase}",
+                "mbarrier-over-arrival",
             )
         self.pending -= count
         if drop:
@@ -41,7 +42,9 @@ class Mbarrier:
         """Announce bytes."""
         self.tx += num_bytes
         if abs(self.tx) > MAX_COUNT:
-            raise ProtocolError(f"transaction count of mbarrier {self.address:#x} leaves its range: {self.tx} bytes")
+            raise ProtocolError(
+                f"transaction count of mbarrier {self.address:#x} leaves its range: {self.tx} bytes", "mbarrier-bytes"
+            )
 
     def complete(self, num_bytes: int) -> bool:
         """Count landed bytes; say whether they completed the phase."""
@@ -109,11 +112,16 @@ class SharedMemory(ByteMemory):
         place that is misaligned or outside.
         """
         if not 1 <= count <= MAX_COUNT:
-            raise ProtocolError(f"mbarrier.init at {address:#x} with count {count}; allowed are 1 to {MAX_COUNT}")
+            raise ProtocolError(
+                f"mbarrier.init at {address:#x} with count {count}; allowed are 1 to {MAX_COUNT}", "mbarrier-count"
+            )
         if address % 8:
             raise MemoryFault(f"mbarrier at {address:#x} is not aligned to 8 bytes")
         if address in self.cells:
-            raise ProtocolError(f"mbarrier.init at {address:#x}, where an mbarrier is live; mbarrier.inval it first")
+            raise ProtocolError(
+                f"mbarrier.init at {address:#x}, where an mbarrier is live; mbarrier.inval it first",
+                "mbarrier-reinitialised",
+            )
         self.check_range(address, 8)
         self.cells[address] = Mbarrier(address, count, count)
         self._cell_words[address >> 3] = True
@@ -134,7 +142,9 @@ class SharedMemory(ByteMemory):
         """
         cell = self.cells.get(address)
         if cell is None:
-            raise ProtocolError(f"no initialised mbarrier at {address:#x}; live ones: {self._list_cells()}")
+            raise ProtocolError(
+                f"no initialised mbarrier at {address:#x}; live ones: {self._list_cells()}", "mbarrier-not-initialised"
+            )
         return cell
 
     def _list_cells(self) -> str:

@@ -7,6 +7,8 @@ from ..errors import MemoryFault, ProtocolError
 NUM_ROWS, NUM_COLUMNS = 128, 512
 POISON = 0x7FC0DEAD
 """A quiet NaN as f32, and NaN-like in its upper half as bf16: uninitialised columns show up in every result."""
+LIFETIME = "tmem-lifetime"
+"""Rule of errors about columns that are not allocated."""
 
 
 class TensorMemory:
@@ -32,7 +34,7 @@ class TensorMemory:
         if num_columns not in (32, 64, 128, 256, 512):
             raise ProtocolError(f"tcgen05.alloc of {num_columns} columns; allowed are powers of two from 32 to 512")
         if not self.may_allocate:
-            raise ProtocolError("tcgen05.alloc after tcgen05.relinquish_alloc_permit")
+            raise ProtocolError("tcgen05.alloc after tcgen05.relinquish_alloc_permit", LIFETIME)
         for column in range(0, NUM_COLUMNS, num_columns):
             if all(column + num_columns <= c or c + n <= column for c, n in self.allocations.items()):
                 self.allocations[column] = num_columns
@@ -47,7 +49,7 @@ class TensorMemory:
         """
         if self.allocations.get(column) != num_columns:
             raise ProtocolError(
-                f"tcgen05.dealloc of columns {column}..{column + num_columns - 1}; live: {self.describe()}"
+                f"tcgen05.dealloc of columns {column}..{column + num_columns - 1}; live: {self.describe()}", LIFETIME
             )
         del self.allocations[column]
         self.cells[:, column : column + num_columns] = POISON
@@ -58,7 +60,8 @@ class TensorMemory:
             if first <= column and column + num_columns <= first + size:
                 return
         raise MemoryFault(
-            f"{what} of TMEM columns {column}..{column + num_columns - 1} outside live allocations: {self.describe()}"
+            f"{what} of TMEM columns {column}..{column + num_columns - 1} outside live allocations: {self.describe()}",
+            LIFETIME,
         )
 
     def describe(self) -> str:

@@ -18,7 +18,7 @@ def convert_integer(a, d, sat: bool) -> None:
 
 def _value(a, kind: str, ftz: bool) -> np.ndarray:
     a = widen(np.asarray(a), kind) if kind in ("f16", "bf16") else np.asarray(a)
-    return flushed(a) if ftz and a.dtype == np.float32 else a
+    return flushed(a) if ftz and kind == "f32" else a
 
 
 def float_to_integer(a, d, source: str, mode: str, ftz: bool) -> None:
@@ -35,7 +35,7 @@ def float_to_integer(a, d, source: str, mode: str, ftz: bool) -> None:
 
 def integer_to_float(a, d, target: str, mode: str, sat: bool) -> None:
     """Round once to the target; 64-bit sources go through extended precision, which holds them exactly."""
-    a = np.asarray(a)
+    a = np.clip(a, 0, 1) if sat else np.asarray(a)
     if target == "f64":
         np.copyto(d, a, casting="unsafe")
     elif target == "f32" and mode == "n":
@@ -51,8 +51,6 @@ def integer_to_float(a, d, target: str, mode: str, sat: bool) -> None:
             np.copyto(d, round_f32(exact, mode))
         else:
             np.copyto(d, narrow(round_f32_odd(exact), target, mode))
-    if sat and target == "f32":
-        np.copyto(d, saturated(d))
 
 
 def float_to_float(a, d, source: str, target: str, rnd: str | None, flags: tuple[bool, bool, bool]) -> None:

@@ -118,12 +118,13 @@ class Executor:
         return self.machine.place(lanes, index)
 
     def run(self, cta: Cta, first: Warp, count: int, budget: int) -> None:
-        """Run a gang (or one warp, diverged or not) until it blocks, splits, exits or uses up its budget."""
+        """Run a gang (or one diverged warp; count 0: lanes may overtake) until it blocks, splits, exits or is out of
+        budget."""
         pc = first.converged_at()
         if pc >= 0:
-            self._run_gang(cta, cta.warps[first.number : first.number + count], pc, budget)
+            self._run_gang(cta, cta.warps[first.number : first.number + max(count, 1)], pc, budget)
         else:
-            self._run_diverged(cta, first, budget)
+            self._run_diverged(cta, first, budget, overtake=count == 0)
 
     def _run_gang(self, cta: Cta, warps: list[Warp], pc: int, budget: int) -> None:
         lanes = cta.gang(warps[0].number, len(warps))
@@ -152,7 +153,9 @@ class Executor:
                     pc = bound.end
                 else:
                     for warp, taken in zip(warps, bits, strict=True):
-                        self._split(warp, {bound.end: FULL_MASK & ~taken, ending.target: taken})
+                        warp.groups = {}
+                        self._join(warp.groups, bound.end, FULL_MASK & ~taken)
+                        self._join(warp.groups, ending.target, taken)  # may be the same place
                     return
             else:
                 self._leave(warps, lanes, bound, [FULL_MASK] * count)
@@ -177,10 +180,10 @@ class Executor:
             self._branch_sink(BranchExecuted(lanes, self.program.code[bound.end - 1], taken, lanes.n))
         return packed
 
-    def _run_diverged(self, cta: Cta, warp: Warp, budget: int) -> None:
+    def _run_diverged(self, cta: Cta, warp: Warp, budget: int, overtake: bool) -> None:
         """Run the lanes that are furthest behind, block by block, until the warp is together again."""
         while warp.groups and budget > 0:
-            pc = self.next_pc(warp)
+            pc = self.next_pc(warp, overtake)
             if pc is None:
                 return
             mask = warp.groups[pc]
@@ -199,12 +202,17 @@ class Executor:
             if warp.converged_at() >= 0:
                 return
 
-    def next_pc(self, warp: Warp) -> int | None:
-        """Lowest program counter of a group that does not wait."""
+    @staticmethod
+    def next_pc(warp: Warp, overtake: bool = False) -> int | None:
+        """Where a warp goes on: its lowest program counter, or None if the lanes there wait.
+
+        overtake: lanes further on may go first, so that lanes of one warp can wait for each other.
+        """
         if not warp.waits:
             return min(warp.groups, default=None)
-        free = [pc for pc in warp.groups if pc not in warp.waits or warp.waits[pc].ready()]
-        return min(free, default=None)
+        free = (pc for pc in sorted(warp.groups) if pc not in warp.waits or warp.waits[pc].may_go)
+        pc = next(free, None)
+        return pc if overtake or pc == min(warp.groups) else None
 
     def _advance(self, warp: Warp, lanes: LaneSet, bound: BoundBlock, mask: int) -> None:
         ending, groups = bound.ending, warp.groups
@@ -223,11 +231,6 @@ class Executor:
     def _join(self, groups: dict[int, int], pc: int, mask: int) -> None:
         if mask and pc < len(self.program.code):
             groups[pc] = groups.get(pc, 0) | mask
-
-    def _split(self, warp: Warp, groups: dict[int, int]) -> None:
-        warp.groups = {}
-        for pc, mask in groups.items():
-            self._join(warp.groups, pc, mask)
 
     def _leave(self, warps: list[Warp], lanes: LaneSet, bound: BoundBlock, masks: list[int]) -> None:
         """End of a block by exit, trap or a branch table."""

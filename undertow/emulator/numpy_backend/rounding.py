@@ -10,13 +10,15 @@ SMALLEST_NORMAL = {np.dtype("f2"): np.float16(2.0**-14), np.dtype("f4"): np.floa
 
 
 def flushed(x: np.ndarray) -> np.ndarray:
-    """Turn f32 subnormals into zeros of the same sign."""
+    """Turn f32 subnormals into zeros of the same sign; f64 values stay as they are."""
+    if np.asarray(x).dtype == np.float64:
+        return x
     return np.where(np.abs(x) < SMALLEST_NORMAL[np.dtype("f4")], np.copysign(np.float32(0), x), x)
 
 
 def saturated(x: np.ndarray) -> np.ndarray:
-    """Clamp to [0, 1]; NaN becomes 0."""
-    return np.where(np.isnan(x), x.dtype.type(0), np.clip(x, 0, 1)).astype(x.dtype)
+    """Clamp to [0, 1]; NaN and -0 become +0."""
+    return np.where(x > 0, np.minimum(x, 1), x.dtype.type(0)).astype(x.dtype)
 
 
 def _to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -52,10 +54,10 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> None:
     product = np.multiply(a, b, dtype=np.float64)
     total = product + c
     halfway = (np.atleast_1d(total).view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    np.copyto(d, total, casting="unsafe")
     suspicious = halfway | ((np.abs(total) < 2.0**-126) & (total != 0))
     if suspicious.any():
-        np.copyto(d, add_odd(product, np.asarray(c, np.float64)), casting="unsafe", where=suspicious.reshape(d.shape))
+        total = add_odd(product, np.asarray(c, np.float64))
+    np.copyto(d, total, casting="unsafe")
 
 
 def round_f32(x: np.ndarray, mode: str) -> np.ndarray:

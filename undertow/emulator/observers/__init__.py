@@ -1,6 +1,38 @@
-"""Observers over the machine's events, one file each."""
+"""Observers over the machine's events, one file each; `all_observers` makes the set that `check` runs."""
 
-from .base import Finding, Observer
+from collections.abc import Sequence
+from typing import Any
+
+from .base import Access, Finding, Observer
 from .coverage import Coverage
+from .deadlock import WaitFor
+from .early_use import EarlyUse
+from .mbarrier import MbarrierProtocol
+from .race import Race
+from .register_pool import RegisterPool
+from .tmem import TmemLifetime
+from .uninitialised import UninitialisedRead
 
-__all__ = ["Coverage", "Finding", "Observer"]
+__all__ = [
+    "Access", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Race", "RegisterPool", "TmemLifetime",
+    "UninitialisedRead", "WaitFor", "all_observers",
+]  # fmt: skip
+
+
+def all_observers(
+    strict: bool = False, plan: Any = None, labels: Any = None, workspaces: Sequence[Any] = ()
+) -> list[Observer]:
+    """The standard set, fresh: observers serve one launch.
+
+    strict: take the ISA by its letter where kernels rely on more (see `race`), and report registers used before
+    wait::ld. plan, labels: names for findings. workspaces: global arrays that hold nothing before the launch.
+    """
+    observers: list[Observer] = [
+        Race(strict, plan, labels),
+        MbarrierProtocol(plan, labels),
+        UninitialisedRead(plan, labels, workspaces),
+        TmemLifetime(),
+        RegisterPool(),
+        WaitFor(plan, labels),
+    ]
+    return [*observers, EarlyUse()] if strict else observers

@@ -15,6 +15,7 @@ from .table import Effect, machine
 CHAPTER = "parallel-synchronization-and-communication-instructions"
 _ARRIVE = (Effect("release", "barrier"),)
 _SYNC = (Effect("release", "barrier"), Effect("acquire", "barrier"))
+COUNT_RULE = "named-barrier-count"
 CLUSTER_BARRIER = 16
 """Key of the hardware's cluster barrier in `Cta.barriers`, after the sixteen named ones."""
 
@@ -22,21 +23,20 @@ CLUSTER_BARRIER = 16
 def _arrive(lanes, warp: int, barrier_id: int, threads: int, publish) -> None:
     """Count one warp's arrival and complete the barrier if it was the last; `publish` reports the arrival."""
     cta = lanes.cta
-    if not 0 <= barrier_id <= CLUSTER_BARRIER:
-        raise ProtocolError(f"barrier {barrier_id}; allowed are 0 to 15")
     if threads % 32:
         raise ProtocolError(f"barrier {barrier_id} for {threads} threads; allowed are multiples of 32")
     barrier = cta.barriers.setdefault(barrier_id, NamedBarrier())
     if barrier.arrived and barrier.expected != threads:
         raise ProtocolError(
             f"barrier {barrier_id}: warp {warp} expects {threads or 'all'} threads, warps already there expect"
-            f" {barrier.expected or 'all'}"
+            f" {barrier.expected or 'all'}",
+            COUNT_RULE,
         )
     barrier.expected = threads
     barrier.arrived += 32
     needed = threads or len([w for w in cta.warps if w.groups]) * 32
     if barrier.arrived > needed:
-        raise ProtocolError(f"barrier {barrier_id}: {barrier.arrived} threads arrived, {needed} expected")
+        raise ProtocolError(f"barrier {barrier_id}: {barrier.arrived} threads arrived, {needed} expected", COUNT_RULE)
     completed = barrier.arrived == needed
     if publish:
         publish(warp, barrier_id, barrier.generation, threads, completed)
@@ -62,9 +62,9 @@ def complete_barrier(cta, barrier: NamedBarrier) -> None:
 def _check_whole_warps(lanes, mask) -> None:
     for warp, present in zip(lanes.warps, lanes.masks, strict=True):
         if lanes.cta.warps[warp].live_mask & ~present:
-            raise ProtocolError(f"barrier reached by lanes {present:#010x} of warp {warp} only")
+            raise ProtocolError(f"barrier reached by lanes {present:#010x} of warp {warp} only", "partial-warp")
     if mask is not None and mask.any() and not mask.all():
-        raise ProtocolError("barrier guarded by a predicate that is false in some lanes of a warp")
+        raise ProtocolError("barrier guarded by a predicate that is false in some lanes of a warp", "partial-warp")
 
 
 def _operand(lanes, values, warp: int) -> int:
@@ -84,7 +84,7 @@ def _make_sync(decoded, bus, reduce=None):
         waiting = None
         for warp_number in lanes.warps:
             warp = lanes.cta.warps[warp_number]
-            number = _operand(lanes, barrier_id, warp_number)
+            number = _barrier_number(lanes, barrier_id, warp_number)
             if index not in warp.barrier_tokens:
                 count = 0 if threads is None else _operand(lanes, threads, warp_number)
                 if threads is not None and count == 0:
@@ -131,6 +131,13 @@ def _barrier_wait(lanes, index: int, number: int) -> list[Wait]:
     return [wait_of(cta.warps[w]) for w in lanes.warps]
 
 
+def _barrier_number(lanes, values, warp: int) -> int:
+    number = _operand(lanes, values, warp)
+    if not 0 <= number < CLUSTER_BARRIER:
+        raise ProtocolError(f"barrier {number}; allowed are 0 to 15")
+    return number
+
+
 for _spelling in ("bar{.cta}.sync", "barrier{.cta}.sync{.aligned}"):
     machine(
         f"{_spelling} barrier:u32{{, threads:u32}}", chapter=CHAPTER, effects=_SYNC, blocking=True
@@ -146,7 +153,9 @@ def _make_arrive(decoded, bus):
             return
         for warp in lanes.warps:
             count = _operand(lanes, threads, warp)
-            _arrive(lanes, warp, _operand(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink))
+            _arrive(
+                lanes, warp, _barrier_number(lanes, barrier_id, warp), count, _publisher(lanes, decoded, "arrive", sink)
+            )
 
     return handler
 
@@ -240,7 +249,7 @@ def _make_fence(decoded, bus):
 
     def handler(lanes, mask, *sources):
         if sink:
-            sink(FenceExecuted(lanes, decoded))
+            sink(FenceExecuted(lanes, decoded, mask))
 
     return handler
 
@@ -251,13 +260,14 @@ for _syntax, _proxy in (
     ("fence{.<order>}.<scope>", "generic"),
     ("fence.mbarrier_init.release.cluster", "generic"),
     ("fence.proxy.<proxy>{.<space>}", "async"),
-    ("fence.proxy.async::generic.<order>.sync_restrict::<space2>.cluster", "async"),
-    ("fence.<order>.sync_restrict::<space2>.cluster", "generic"),
+    ("fence.proxy.async::generic.<order>.<restrict>.cluster", "async"),
+    ("fence.<order>.<restrict>.cluster", "generic"),
     ("fence.proxy.tensormap::generic.release.<scope>", "tensormap"),
     ("fence.proxy.tensormap::generic.acquire.<scope> [a], size:u32", "tensormap"),
 ):
     machine(
         _syntax, chapter=CHAPTER, effects=(Effect("fence", "any", _proxy),), level="cta gl sys", scope=_SCOPES,
         order="sc acq_rel acquire release", proxy="alias async async.global async.shared::cta async.shared::cluster",
-        space="global shared::cta shared::cluster", space2="shared::cta shared::cluster",
+        space="global shared::cta shared::cluster",
+        restrict="sync_restrict::shared::cta sync_restrict::shared::cluster",
     )(_make_fence)  # fmt: skip

@@ -1,5 +1,6 @@
 """Control flow: PTX ISA, "Control Flow Instructions". The machine interprets these itself; the rows only name them."""
 
+from ..events import RegistersRequested
 from .table import NO_EFFECTS, machine
 
 CHAPTER = "control-flow-instructions"
@@ -40,11 +41,15 @@ def _setmaxnreg(decoded, bus):
     """
     from ..errors import ProtocolError
 
+    sink = bus.sink(RegistersRequested)
+
     def handler(lanes, mask, count):
         value = int(count.flat[0])
         if value % 8 or not 24 <= value <= 256:
             raise ProtocolError(f"setmaxnreg to {value} registers; allowed are multiples of 8 from 24 to 256")
         if not lanes.full:
-            raise ProtocolError("setmaxnreg executed by part of a warp")
+            raise ProtocolError("setmaxnreg executed by part of a warp", "register-pool")
+        if sink:
+            sink(RegistersRequested(lanes, decoded, decoded.mods["action"], value))
 
     return handler

@@ -15,9 +15,8 @@ INTEGER_ROUNDING = "rni rzi rmi rpi"
 
 
 def _cpp_integer(mods) -> str | None:
-    if mods["sat"]:
-        return None
-    return f"d = {cpp_type(mods['dt'])}(a)"
+    kind = cpp_type(mods["dt"])
+    return f"d = clamp_to<{kind}>(a)" if mods["sat"] else f"d = {kind}(a)"
 
 
 alu(
@@ -46,15 +45,13 @@ alu(
 
 def _cpp_from_integer(mods) -> str | None:
     target, mode = mods["dt"], mods["rnd"][1]
-    if target == "f32" and mode == "n":
-        return "d = float(a)"
-    if target == "f32" and mods["st"][1:] in ("8", "16", "32"):
-        return f"d = round_f32(double(a), '{mode}')"
-    if target == "f64" and mode == "n":
-        return "d = double(a)"
-    if target in ("f16", "bf16") and mode == "n" and mods["st"][1:] in ("8", "16"):
-        return f"d = f32_to_{target}(float(a))"
-    return None
+    clamp = "sat" if mods["sat"] else ""
+    if target == "f64":
+        return f"d = {clamp}(double(a))" if mode == "n" or mods["st"][1:] != "64" else None
+    if target == "f32":
+        value = "float(a)" if mode == "n" else f"round_f32(odd_double(a), '{mode}')"
+        return f"d = {clamp}({value})"
+    return f"d = f32_to_{target}({clamp}(round_f32_odd(odd_double(a))), '{mode}')"
 
 
 alu(
@@ -63,24 +60,37 @@ alu(
 )  # fmt: skip
 
 
+_FLOAT_BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
+
+
+def _is_legal(source: str, target: str, rounding: str | None, mods) -> bool:
+    """Whether the manual allows these modifiers: rounding only where bits are lost, .ftz with f32, .relu to halves."""
+    widens = _FLOAT_BITS[target] > _FLOAT_BITS[source]
+    if source == target:
+        allowed = (None, *INTEGER_ROUNDING.split())
+    else:
+        allowed = (None,) if widens else ("rn", "rz", "rm", "rp")
+    relu_fits = target in ("f16", "bf16") and rounding in ("rn", "rz")
+    return rounding in allowed and (not mods["ftz"] or "f32" in (source, target)) and (not mods["relu"] or relu_fits)
+
+
 def _cpp_float(mods) -> str | None:
-    source, target, mode = mods["st"], mods["dt"], (mods["rnd"] or "rn")
-    if mods["ftz"] or mods["sat"] or mods["relu"]:
+    source, target, rounding = mods["st"], mods["dt"], mods["rnd"]
+    if not _is_legal(source, target, rounding, mods):
         return None
-    if mode.endswith("i"):
-        return (
-            f"d = {'float' if target == 'f32' else 'double'}(round_int(double(a), '{mode[1]}'))"
-            if source == target and target in ("f32", "f64")
-            else None
-        )
     value = {"f16": "f16_to_f32(a)", "bf16": "bf16_to_f32(a)", "f32": "a", "f64": "a"}[source]
-    if target in ("f32", "f64") and (source != "f64" or target == "f64"):
-        return f"d = {value}"
+    if mods["ftz"] and source == "f32":
+        value = f"ftz({value})"
+    mode = (rounding or "rn")[1]
+    if rounding and rounding.endswith("i"):
+        value, mode = f"{'double' if source == 'f64' else 'float'}(round_int(double({value}), '{mode}'))", "n"
+    for flag in ("sat", "relu"):
+        value = f"{flag}({value})" if mods[flag] else value
+    if target == "f64" or (target == "f32" and source != "f64"):
+        return f"d = {'ftz' if mods['ftz'] and target == 'f32' else ''}({value})"
     if target == "f32":
-        return f"d = round_f32(a, '{mode[1]}')"
-    if source == "f64" or mode != "rn":
-        return None
-    return f"d = f32_to_{target}({value})"
+        return f"d = {'ftz' if mods['ftz'] else ''}(round_f32({value}, '{mode}'))"
+    return f"d = f32_to_{target}({f'round_f32_odd({value})' if source == 'f64' else value}, '{mode}')"
 
 
 alu(
@@ -91,6 +101,15 @@ alu(
     ),
     cpp=_cpp_float,
 )  # fmt: skip
+
+
+def _cpp_half(mods, operand: str) -> str:
+    """One half of a packed conversion."""
+    kind = mods["dt"][:-2]
+    bits = f"f32_to_{kind}({f'relu({operand})' if mods['relu'] else operand}, '{mods['rnd'][1]}')"
+    return f"finite_{kind}({bits})" if mods["satfinite"] else bits
+
+
 alu(
     "cvt.<rnd>{.relu}{.satfinite}.<dt>.f32 d:b32, a:f32, b:f32", chapter=CHAPTER, rnd="rn rz", dt="f16x2 bf16x2",
     numpy=lambda m: (
@@ -99,14 +118,14 @@ alu(
         else f"pack_half(a, b, d, {m['dt'][:-2]!r}, ({m['rnd'][1]!r}, {m['relu']}, {m['satfinite']}))"
     ),
     cpp=lambda m: (
-        f"d = uint32_t(f32_to_{m['dt'][:-2]}(A)) << 16 | f32_to_{m['dt'][:-2]}(B)".replace(
-            "A", "fmax_num(a, 0.0f)" if m["relu"] else "a"
-        ).replace("B)", "fmax_num(b, 0.0f))" if m["relu"] else "b)")
-        if m["rnd"] == "rn" and not m["satfinite"]
-        else None
+        f"d = uint32_t({_cpp_half(m, 'a')}) << 16 | {_cpp_half(m, 'b')}"
     ),
 )  # fmt: skip
 alu(
     "cvt.<rnd>{.satfinite}{.relu}.tf32.f32 d:b32, a:f32", chapter=CHAPTER, rnd="rn rna rz",
     numpy=lambda m: f"to_tf32(a, d, {m['rnd']!r}, {m['relu']}, {m['satfinite']})",
+    cpp=lambda m: "d = {}f32_to_tf32({}, '{}'){}".format(
+        "finite_tf32(" if m["satfinite"] else "", "relu(a)" if m["relu"] else "a", m["rnd"][-1],
+        ")" if m["satfinite"] else "",
+    ),
 )  # fmt: skip

@@ -21,13 +21,13 @@ alu(
     numpy="copyto(d, a)", cpp="d = a",
 )  # fmt: skip
 alu(
-    "cvta.<space>.<type> d, a", chapter=CHAPTER, type="u32 u64", space="shared shared::cta shared::cluster param local "
+    "cvta.<space>.<type> d, a", chapter=CHAPTER, type="u64", space="shared shared::cta shared::cluster param local "
     "const global param::entry",
     numpy=lambda m: f"add(a, {WINDOWS[m['space'].partition('::')[0]]}, d)",
     cpp=lambda m: f"d = a + {WINDOWS[m['space'].partition('::')[0]]}ull",
 )  # fmt: skip
 alu(
-    "cvta.to.<space>.<type> d, a", chapter=CHAPTER, type="u32 u64", space="shared shared::cta shared::cluster param "
+    "cvta.to.<space>.<type> d, a", chapter=CHAPTER, type="u64", space="shared shared::cta shared::cluster param "
     "local const global param::entry",
     numpy=lambda m: f"subtract(a, {WINDOWS[m['space'].partition('::')[0]]}, d)",
     cpp=lambda m: f"d = a - {WINDOWS[m['space'].partition('::')[0]]}ull",

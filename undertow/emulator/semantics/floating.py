@@ -68,6 +68,14 @@ alu(
     "mad.<rnd>{.ftz}{.sat}.<type> d, a, b, c", chapter=CHAPTER, rnd=RND, type="f32 f64",
     numpy=_numpy("float_fma", "a, b, c"), cpp=_cpp("fmaf(A, B, C)", "fma_odd(A, B, C)"),
 )  # fmt: skip
+
+
+def mixed(mods, nearest: str, odd: str) -> str:
+    """C++ of a form with half sources and an f32 result: `nearest`, or `odd` rounded once more in the mode given."""
+    value = nearest if rounding(mods) == "n" else f"round_f32({odd}, '{rounding(mods)}')"
+    return f"d = {'sat' if mods['sat'] else ''}({value})"
+
+
 for _name, _sign in (("add", "+"), ("sub", "-")):
     for _half in ("f16", "bf16"):
         alu(
@@ -76,8 +84,8 @@ for _name, _sign in (("add", "+"), ("sub", "-")):
             numpy=lambda m, n=_name, h=_half: (
                 f"float_{n}32(widen_{h}(a), c, d, ({rounding(m)!r}, False, {m['sat']}))"
             ),
-            cpp=lambda m, s=_sign, h=_half: (
-                f"d = {'sat' if m['sat'] else ''}({h}_to_f32(a) {s} c)" if rounding(m) == "n" else None
+            cpp=lambda m, s=_sign, h=_half: mixed(
+                m, f"{h}_to_f32(a) {s} c", f"add_odd({h}_to_f32(a), {s}c)"
             ),
         )  # fmt: skip
 for _half in ("f16", "bf16"):
@@ -87,8 +95,8 @@ for _half in ("f16", "bf16"):
         numpy=lambda m, h=_half: (
             f"float_fma32(widen_{h}(a), widen_{h}(b), c, d, ({rounding(m)!r}, False, {m['sat']}))"
         ),
-        cpp=lambda m, h=_half: (
-            f"d = {'sat' if m['sat'] else ''}(fmaf({h}_to_f32(a), {h}_to_f32(b), c))" if rounding(m) == "n" else None
+        cpp=lambda m, h=_half: mixed(
+            m, f"fmaf({h}_to_f32(a), {h}_to_f32(b), c)", f"fma_odd({h}_to_f32(a), {h}_to_f32(b), c)"
         ),
     )  # fmt: skip
 
@@ -138,6 +146,16 @@ for _name, _ufunc, _expression in (("abs", "absolute", "std::fabs"), ("neg", "ne
         numpy=lambda m, u=_ufunc: f"{u}(flushed(a), d)" if m["ftz"] else f"{u}(a, d)",
         cpp=lambda m, x=_expression: f"d = {x}(ftz(a))" if m["ftz"] else f"d = {x}(a)",
     )  # fmt: skip
+
+
+def extreme(name: str, mods) -> str:
+    """C++ of min or max of A and B; .xorsign.abs takes magnitudes and gives the product's sign."""
+    function = f"f{name}_{'nan' if mods['NaN'] else 'num'}"
+    if mods["xorsign"] and mods["abs"]:
+        return f"sign_of_product({function}(std::fabs(A), std::fabs(B)), A, B)"
+    return f"{function}(A, B)"
+
+
 for _name in ("min", "max"):
     alu(
         f"{_name}{{.ftz}}{{.NaN}}{{.xorsign}}{{.abs}}.<type> d, a, b", chapter=CHAPTER, type="f32 f64",
@@ -145,8 +163,9 @@ for _name in ("min", "max"):
             f"float_{n}(a, b, d, ({m['ftz']}, {m['NaN']}, {m['xorsign'] and m['abs']}))"
         ),
         cpp=lambda m, n=_name: (
-            None if m["xorsign"] else
-            f"d = f{n}_{'nan' if m['NaN'] else 'num'}({'ftz(a), ftz(b)' if m['ftz'] else 'a, b'})"
+            None
+            if m["xorsign"] != m["abs"]
+            else "d = " + extreme(n, m).translate(_FLUSHED_OPERANDS if m["ftz"] else _PLAIN_OPERANDS)
         ),
     )  # fmt: skip
     alu(

@@ -4,6 +4,9 @@ Operands are bit patterns (uint16); each operation is exact and rounded once to 
 forms treat the two halves alike.
 """
 
+import re
+
+from .floating import extreme
 from .table import alu
 
 CHAPTER = "half-precision-floating-point-instructions"
@@ -24,14 +27,13 @@ def _cpp(expression: str):
 
     def text(mods) -> str | None:
         kind = scalar(mods)
-        body = expression.replace("X(", f"{kind}_to_f32(")
-        if mods.get("ftz"):
+        ftz = bool(mods.get("ftz"))
+        if ftz and kind == "bf16":
             return None
-        if mods.get("sat"):
-            body = f"sat({body})"
-        if mods.get("relu"):
-            body = f"fmax_num({body}, 0.0f)"
-        return f"d = f32_to_{kind}({body})"
+        body = re.sub(r"X\((\w)\)", rf"{kind}_to_f32(ftz_f16(\1))" if ftz else rf"{kind}_to_f32(\1)", expression)
+        for flag in ("sat", "relu"):
+            body = f"{flag}({body})" if mods.get(flag) else body
+        return f"d = ftz_f16(f32_to_{kind}({body}))" if ftz else f"d = f32_to_{kind}({body})"
 
     return text
 
@@ -50,7 +52,9 @@ for _name, _bit in (("neg", "^ 0x8000"), ("abs", "& 0x7fff")):
     alu(
         f"{_name}{{.ftz}}.<type> d, a", chapter=CHAPTER, type=TYPES,
         numpy=lambda m, n=_name: f"half_{n}(a, d, {scalar(m)!r}, {m['ftz']})",
-        cpp=lambda m, b=_bit: None if m["ftz"] else f"d = a {b}",
+        cpp=lambda m, b=_bit: (
+            f"d = a {b}" if not m["ftz"] else f"d = ftz_f16(a) {b}" if scalar(m) == "f16" else None
+        ),
     )  # fmt: skip
 for _name in ("min", "max"):
     alu(
@@ -60,14 +64,15 @@ for _name in ("min", "max"):
         ),
         cpp=lambda m, n=_name: (
             None
-            if m["ftz"] or m["xorsign"]
-            else f"d = f32_to_{scalar(m)}(f{n}_{'nan' if m['NaN'] else 'num'}({scalar(m)}_to_f32(a),"
-            f" {scalar(m)}_to_f32(b)))"
+            if m["xorsign"] != m["abs"] or (m["ftz"] and scalar(m) == "bf16")
+            else str(_cpp(extreme(n, m).replace("A", "X(a)").replace("B", "X(b)"))({**m, "ftz": False})).replace(
+                "(a)", "(ftz_f16(a))" if m["ftz"] else "(a)"
+            ).replace("(b)", "(ftz_f16(b))" if m["ftz"] else "(b)")
         ),
     )  # fmt: skip
 for _name, _cpp_name in (("ex2", "EX2"), ("tanh", "TANH")):
     alu(
         f"{_name}.approx{{.ftz}}.<type> d, a", chapter=CHAPTER, type=TYPES,
         numpy=lambda m, n=_name: f"half_{n}(a, d, {scalar(m)!r}, {m['ftz']})",
-        cpp=lambda m, n=_cpp_name: None if m["ftz"] else f"d = f32_to_{scalar(m)}({n}({scalar(m)}_to_f32(a)))",
+        cpp=lambda m, n=_cpp_name: _cpp(f"{n}(X(a))")(m),
     )  # fmt: skip

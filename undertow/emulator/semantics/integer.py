@@ -86,8 +86,8 @@ alu(
 
 alu("abs.<type> d, a", chapter=CHAPTER, type="s16 s32 s64", numpy="absolute(a, d)", cpp="d = a < 0 ? 0 - a : a")
 alu("neg.<type> d, a", chapter=CHAPTER, type="s16 s32 s64", numpy="negative(a, d)", cpp="d = 0 - a")
-alu("min.<type> d, a, b", chapter=CHAPTER, type=ALL, numpy="minimum(a, b, d)", cpp="d = a < b ? a : b")
-alu("max.<type> d, a, b", chapter=CHAPTER, type=ALL, numpy="maximum(a, b, d)", cpp="d = a > b ? a : b")
+alu("min.<type> d, a, b", chapter=CHAPTER, type=ALL, numpy="minimum(a, b, out=d)", cpp="d = a < b ? a : b")
+alu("max.<type> d, a, b", chapter=CHAPTER, type=ALL, numpy="maximum(a, b, out=d)", cpp="d = a > b ? a : b")
 alu(
     "min.relu.<type> d, a, b", chapter=CHAPTER, type="s32", numpy="min_relu(a, b, d)",
     cpp="d = a < b ? a : b; d = d < 0 ? 0 : d",

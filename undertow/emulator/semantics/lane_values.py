@@ -13,7 +13,7 @@ def active_positions(lanes, mask: np.ndarray | None) -> np.ndarray | None:
 def full(values: np.ndarray, n: int) -> np.ndarray:
     """One value per lane."""
     values = np.asarray(values)
-    return np.full(n, values) if values.ndim == 0 else np.broadcast_to(values, (n,)) if values.size == 1 else values
+    return values if values.ndim and len(values) == n else np.full(n, values)
 
 
 def common_value(values: np.ndarray) -> int | None:
@@ -32,8 +32,12 @@ def distinct(lanes, mask: np.ndarray | None, *operands) -> Iterator[tuple[int, t
     operands (seen in compiled code as a loop around one uniform instruction).
     """
     n = lanes.n
-    columns = [full(o, n) for o in operands]
     positions = range(n) if mask is None else np.flatnonzero(mask).tolist()
+    if len(positions) == 1:
+        position = positions[0]
+        yield position, tuple(int(o.flat[position if o.size > 1 else 0]) for o in operands)
+        return
+    columns = [full(o, n) for o in operands]
     seen = set()
     for position in positions:
         values = (int(lanes.index[position]) // 32, *(int(c[position]) for c in columns))

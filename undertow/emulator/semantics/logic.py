@@ -51,11 +51,31 @@ alu(
     "shf.<dir>.<mode>.<type> d, a, b, c:u32", chapter=CHAPTER, type="b32", dir="l r", mode="clamp wrap",
     numpy=lambda m: f"shf(a, b, c, d, {m['dir']!r}, {m['mode']!r})", cpp=_cpp_funnel,
 )  # fmt: skip
+
+
+def _selectors(mode: str) -> list[int]:
+    """Selectors of a prmt mode for c = 0, 1, 2, 3: nibble i picks the byte that goes to byte i."""
+    pick = {
+        "f4e": lambda n, i: n + i, "b4e": lambda n, i: (n - i) & 7, "rc8": lambda n, i: n,
+        "ecl": lambda n, i: max(i, n), "ecr": lambda n, i: min(i, n), "rc16": lambda n, i: 2 * (n & 1) + (i & 1),
+    }[mode]  # fmt: skip
+    return [sum(pick(n, i) << 4 * i for i in range(4)) for n in range(4)]
+
+
+def _cpp_permute(mods) -> str:
+    chosen = "c"
+    if mods["mode"]:
+        chosen = f"((const uint32_t[4]){{{', '.join(f'{s}u' for s in _selectors(mods['mode']))}}})[c & 3u]"
+    return (
+        f"uint64_t both = uint64_t(b) << 32 | a; uint32_t chosen = {chosen}; d = 0; for (int i = 0; i < 4; ++i) {{"
+        " uint32_t s = chosen >> 4 * i & 15u, v = both >> 8 * (s & 7u) & 255u; if (s & 8u) v = v & 128u ? 255u : 0u;"
+        " d |= v << 8 * i; }"
+    )
+
+
 alu(
     "prmt.<type>{.<mode>} d, a, b, c:u32", chapter="data-movement-and-conversion-instructions", type="b32",
     mode="f4e b4e rc8 ecl ecr rc16",
     numpy=lambda m: f"prmt(a, b, c, d, {m['mode']!r})",
-    cpp=lambda m: None if m["mode"] else
-    "uint64_t both = uint64_t(b) << 32 | a; d = 0; for (int i = 0; i < 4; ++i) { uint32_t s = c >> 4 * i & 15u;"
-    " uint32_t v = both >> 8 * (s & 7u) & 255u; if (s & 8u) v = v & 128u ? 255u : 0u; d |= v << 8 * i; }",
+    cpp=_cpp_permute,
 )  # fmt: skip

@@ -199,9 +199,7 @@ def _make_wait(by_parity: bool, can_block: bool):
             phase = awaited(lanes.cta.shared.mbarrier(address), key)
             parity = key if by_parity else None
             sink(
-                MbarrierOperation(
-                    lanes, decoded, "wait", address, phase, success, 1, order, scope, None, parity, which
-                )
+                MbarrierOperation(lanes, decoded, "wait", address, phase, success, 1, order, scope, None, parity, which)
             )
 
         def awaited(cell, key: int) -> int:

@@ -50,7 +50,13 @@ CPP_FUNCTIONS = {
     "fmin_nan(a,b) fmax_nan(a,b)": "NaN wins and becomes canonical (0x7fffffff)",
     "round_f32(x, 'n'|'z'|'m'|'p')": "double to float, one rounding: nearest even, to zero, down, up",
     "f16_to_f32(b) bf16_to_f32(b) f32_to_f16(x) f32_to_bf16(x)": "bit patterns to and from float, nearest even",
-    "add_odd(a,b) fma_odd(a,b,c)": "float operands; the exact result as a double, rounded to odd",
+    "f32_to_f16(x, mode) f32_to_bf16(x, mode) f32_to_tf32(x, mode)": "also z, m, p; a: nearest, ties away from zero",
+    "finite_f16(b) finite_bf16(b) finite_tf32(b)": "bit pattern; infinity becomes the largest finite value",
+    "ftz_f16(b)": "bit pattern of f16; a subnormal becomes zero of the same sign",
+    "relu(x)": "0 if negative; -0 and NaN stay",
+    "sign_of_product(x, a, b)": "magnitude of x, sign of a * b",
+    "clamp_int<T>(x, mode) clamp_to<T>(i) round_int(x, mode)": "clamping; to an integral double",
+    "add_odd(a,b) fma_odd(a,b,c) round_f32_odd(x) odd_double(i)": "rounded to odd, so that one more rounding is right",
     "mulhi(a,b)": "upper half of the product, for the four 32- and 64-bit integer types",
     "popc clz brev bfind": "on uint32_t/uint64_t",
     "bits<T>(x)": "reinterpret",
@@ -109,6 +115,7 @@ class Row:
     operands: tuple[OperandSpec, ...]
     pattern: re.Pattern
     flags: Mapping[str, str]
+    parts: tuple[tuple[str | None, frozenset[str], bool], ...]
     numpy: str | Callable[[Mapping], str] | None = None
     cpp: str | Callable[[Mapping], str] | None = None
     make: Callable | None = None
@@ -195,21 +202,24 @@ def _build(syntax: str, chapter: str, effects, classes: Mapping[str, str], **col
         if effect.kind not in EFFECT_KINDS:
             raise ValueError(f"semantics: {syntax}: unknown effect kind {effect.kind!r}; one of {EFFECT_KINDS}")
     mnemonic, _, operands = syntax.partition(" ")
-    pattern, flags = _mnemonic_pattern(mnemonic, classes)
+    pattern, flags, parts = _mnemonic_pattern(mnemonic, classes)
     name = re.sub(r"\.<type>$", "", mnemonic).replace("<", "").replace(">", "")
     for other in ("", "/2", "/3", "/4", "/5", "/6"):
         if name + other not in _NAMES:
             name += other
             break
-    return Row(name, syntax, chapter, effects, _operand_specs(operands), pattern, flags, **columns)
+    return Row(name, syntax, chapter, effects, _operand_specs(operands), pattern, flags, parts, **columns)
 
 
-def _mnemonic_pattern(mnemonic: str, classes: Mapping[str, str]) -> tuple[re.Pattern, dict[str, str]]:
-    """Compile `add{.sat}.<type>` to a regular expression; groups g0, g1, ... map to modifier names."""
+def _mnemonic_pattern(mnemonic: str, classes: Mapping[str, str]) -> tuple[re.Pattern, dict[str, str], tuple]:
+    """Compile `add{.sat}.<type>` to a regular expression; groups g0, g1, ... map to modifier names.
+
+    The third result lists (key, words, optional) per modifier, for modifiers that stand in another order.
+    """
     parts = re.findall(r"\{\.<\w+>\}|\.<\w+>|\{\.[^}]+\}|\.[^.{]+|^[^.{]+", mnemonic)
     if "".join(parts) != mnemonic:
         raise ValueError(f"semantics: cannot read the syntax {mnemonic!r}")
-    text, flags = "", {}
+    text, flags, modifiers = "", {}, []
     for part in parts:
         optional = part.startswith("{")
         word = part.strip("{}").lstrip(".")
@@ -217,13 +227,17 @@ def _mnemonic_pattern(mnemonic: str, classes: Mapping[str, str]) -> tuple[re.Pat
             key = word.strip("<>")
             words = "|".join(re.escape(w) for w in sorted(classes[key].split(), key=len, reverse=True))
             text += f"(?:\\.(?P<c_{key}>{words}))" + ("?" if optional else "")
+            modifiers.append((f"<{key}>", frozenset(classes[key].split()), optional))
         elif optional:
             group = f"g{len(flags)}"
             flags[group] = word
             text += f"(?P<{group}>\\.{re.escape(word)})?"
+            modifiers.append((word, frozenset((word,)), True))
         else:
             text += re.escape(part)
-    return re.compile(text + r"\Z"), flags
+            if part.startswith("."):
+                modifiers.append((None, frozenset((word,)), False))
+    return re.compile(text + r"\Z"), flags, tuple(modifiers)
 
 
 def _operand_specs(text: str) -> tuple[OperandSpec, ...]:
@@ -248,21 +262,43 @@ def decode(instruction: ptx.Instruction, source: ptx.SourceText) -> Decoded:
 
     Raises: UnsupportedPtx with the instruction, its PTX line and, through `.loc`, the source line.
     """
-    for row in ROWS.get(instruction.opcode, ()):
-        match = row.pattern.match(instruction.mnemonic)
-        if match is None:
-            continue
-        groups = match.groupdict()
-        mods = {row.flags[g]: v is not None for g, v in groups.items() if g in row.flags}
-        mods.update({g[2:]: v for g, v in groups.items() if g.startswith("c_")})
-        operands = _bind_operands(row, instruction, mods)
-        if operands is not None:
-            return Decoded(instruction.index, instruction, row, mods, operands)
+    for find_mods in (_ordered_mods, _reordered_mods):
+        for row in ROWS.get(instruction.opcode, ()):
+            mods = find_mods(row, instruction.mnemonic)
+            operands = None if mods is None else _bind_operands(row, instruction, mods)
+            if mods is not None and operands is not None:
+                return Decoded(instruction.index, instruction, row, mods, operands)
     where = f"{source.name}:{instruction.line}"
     origin = f" ({instruction.source})" if instruction.source else ""
     raise UnsupportedPtx(
         f"no semantics for `{source.line(instruction.line)}` ({instruction.mnemonic}), {where}{origin}"
     )
+
+
+def _ordered_mods(row: Row, mnemonic: str) -> dict[str, Any] | None:
+    """Modifiers of a mnemonic that has them in the order of the manual."""
+    match = row.pattern.match(mnemonic)
+    if match is None:
+        return None
+    groups = match.groupdict()
+    mods: dict[str, Any] = {row.flags[g]: v is not None for g, v in groups.items() if g in row.flags}
+    mods.update({g[2:]: v for g, v in groups.items() if g.startswith("c_")})
+    return mods
+
+
+def _reordered_mods(row: Row, mnemonic: str) -> dict[str, Any] | None:
+    """The same for any order: ptxas 13.0 takes `atom.global.gpu.relaxed.add.f32` (tried), and Triton writes it."""
+    left = mnemonic.split(".")[1:]
+    mods: dict[str, Any] = {}
+    for key, words, optional in row.parts:
+        found = next((word for word in left if word in words), None)
+        if found is None and not optional:
+            return None
+        if found is not None:
+            left.remove(found)
+        if key is not None:
+            mods[key.strip("<>")] = found if key.startswith("<") else found is not None
+    return None if left else mods
 
 
 def _bind_operands(row: Row, instruction: ptx.Instruction, mods: Mapping) -> dict[str, TypedOperand] | None:

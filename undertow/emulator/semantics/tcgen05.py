@@ -21,7 +21,7 @@ CHAPTER = "tcgen05-instructions"
 
 def _whole_warps(lanes, mask, what: str) -> None:
     if not lanes.full or (mask is not None and not mask.all()):
-        raise ProtocolError(f"{what} executed by part of a warp; all 32 lanes must take part")
+        raise ProtocolError(f"{what} executed by part of a warp; all 32 lanes must take part", "partial-warp")
 
 
 def warp_values(lanes, values) -> list[int]:
@@ -116,7 +116,8 @@ def _quarter_access(lanes, address, num_columns: int, what: str) -> list[tuple[i
         if row != 32 * (warp % 4):
             raise MemoryFault(
                 f"{what} at TMEM lane {row} by warp {warp}, which may use lanes {32 * (warp % 4)} to"
-                f" {32 * (warp % 4) + 31} only"
+                f" {32 * (warp % 4) + 31} only",
+                "tmem-lane",
             )
         lanes.cta.tmem.check(column, num_columns, what)
         places.append((warp, row, column))

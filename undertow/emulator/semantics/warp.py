@@ -22,7 +22,9 @@ def check_members(lanes, mask, members) -> None:
     Raises: ProtocolError naming both masks.
     """
     if mask is not None and not mask.all():
-        raise ProtocolError("a warp collective is guarded by a predicate that is false in some of its lanes")
+        raise ProtocolError(
+            "a warp collective is guarded by a predicate that is false in some of its lanes", "partial-warp"
+        )
     named = np.asarray(members)
     for warp, present in zip(lanes.warps, lanes.masks, strict=True):
         value = int(named.flat[0]) if named.size == 1 else int(full(named, lanes.n)[lanes.index // 32 == warp][0])
@@ -32,7 +34,8 @@ def check_members(lanes, mask, members) -> None:
         live = lanes.cta.warps[warp].live_mask | present
         if (value & live) & ~present or present & ~value:
             raise ProtocolError(
-                f"warp collective with member mask {value:#010x} reached by lanes {present:#010x} of warp {warp} only"
+                f"warp collective with member mask {value:#010x} reached by lanes {present:#010x} of warp {warp} only",
+                "partial-warp",
             )
 
 

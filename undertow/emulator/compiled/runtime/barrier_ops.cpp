@@ -159,7 +159,6 @@ constexpr int64_t kClusterBarrier = 16;
 std::string count_or_all(int64_t threads) { return threads ? std::to_string(threads) : "all"; }
 
 void arrive(const Context& c, int64_t id, int64_t threads) {
-    if (id < 0 || id > kClusterBarrier) fail(FaultKind::protocol, "barrier %lld; allowed are 0 to 15", (long long)id);
     if (threads % kLanes) {
         fail(FaultKind::protocol, "barrier %lld for %lld threads; allowed are multiples of 32", (long long)id,
              (long long)threads);
@@ -191,6 +190,12 @@ void reduce(const Context& c, NamedBarrier& barrier, int op, uint32_t chosen) {
     }
 }
 
+int64_t barrier_number(const Context& c) {
+    const int64_t id = c.row<uint32_t>(c.inst.s[0])[c.lane()];
+    if (id >= kClusterBarrier) fail(FaultKind::protocol, "barrier %lld; allowed are 0 to 15", (long long)id);
+    return id;
+}
+
 Step wait_for_barrier(Context& c, int64_t id, int64_t generation) {
     Wait wait;
     wait.kind = WaitKind::barrier;
@@ -205,9 +210,10 @@ Step wait_for_barrier(Context& c, int64_t id, int64_t generation) {
 // aux: 0 has a thread count, 1 reduction (-1 none, 0 popc, 1 and, 2 or); s: barrier, threads, predicate; d: result.
 Step op_barrier_sync(Context& c) {
     check_whole_warp(c);
-    const int64_t id = c.row<uint32_t>(c.inst.s[0])[c.lane()];
+    const int64_t id = barrier_number(c);
     auto token = c.warp.barrier_tokens.find(c.inst.index);
-    if (token == c.warp.barrier_tokens.end()) {
+    const bool arrives_now = token == c.warp.barrier_tokens.end();
+    if (arrives_now) {
         const int64_t threads = c.inst.aux[0] ? c.row<uint32_t>(c.inst.s[1])[c.lane()] : 0;
         if (c.inst.aux[0] && threads == 0) fail(FaultKind::protocol, "barrier %lld for 0 threads", (long long)id);
         NamedBarrier& barrier = c.cta.barriers[id];
@@ -227,12 +233,12 @@ Step op_barrier_sync(Context& c) {
         uint32_t& d = *c.out<uint32_t>(c.inst.d[0]);
         d = (d & ~c.mask) | (barrier.result ? c.mask : 0);
     }
-    return Step::next;
+    return arrives_now ? Step::yield : Step::next;  // warps that came earlier go on earlier
 }
 
 Step op_barrier_arrive(Context& c) {
     check_whole_warp(c);
-    arrive(c, c.row<uint32_t>(c.inst.s[0])[c.lane()], c.row<uint32_t>(c.inst.s[1])[c.lane()]);
+    arrive(c, barrier_number(c), c.row<uint32_t>(c.inst.s[1])[c.lane()]);
     return Step::next;
 }
 

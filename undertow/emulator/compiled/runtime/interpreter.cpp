@@ -82,11 +82,13 @@ public:
                     place_.code = pc;
                     place_.mask = active;
                     Context context{cta_, warp_, warp_.groups[which], inst, mask, program};
-                    if (machine_forms[inst.op - kFirstMachineOp].handler(context) == Step::blocked) {
+                    const Step step = machine_forms[inst.op - kFirstMachineOp].handler(context);
+                    if (step == Step::blocked) {
                         is_blocked = true;
                         while (pc > 0 && code[pc - 1].index == kBefore) --pc;
                         break;
                     }
+                    if (step == Step::yield) budget = 0;
                 }
                 ++pc;
             }
@@ -141,12 +143,13 @@ private:
 
 }  // namespace
 
-void execute_warp(Cta& cta, Warp& warp, int64_t budget) {
+void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake) {
     GroupRun run(cta, warp);
     while (budget > 0) {
+        const size_t num_choices = may_overtake ? warp.groups.size() : std::min<size_t>(1, warp.groups.size());
         size_t which = 0;
-        while (which < warp.groups.size() && !is_ready(cta, warp, warp.groups[which].wait)) ++which;
-        if (which == warp.groups.size()) return;
+        while (which < num_choices && !is_ready(cta, warp, warp.groups[which].wait)) ++which;
+        if (which == num_choices) return;
         run.run(which, budget);
     }
 }

@@ -27,20 +27,27 @@ inline float ftz(float x) {
     return std::fabs(x) < FLT_MIN ? bits<float>(bits<uint32_t>(x) & 0x80000000u) : x;
 }
 
+inline double ftz(double x) { return x; }  // .ftz concerns f32 only
+
+// Clamp to [0, 1]; NaN and -0 become +0.
 template <class T>
 inline T sat(T x) {
     return x > T(0) ? (x < T(1) ? x : T(1)) : T(0);
 }
 
+// std::signbit, spelled so that vectorising it does not crash g++ 12.
+inline bool is_negative(float x) { return bits<int32_t>(x) < 0; }
+inline bool is_negative(double x) { return bits<int64_t>(x) < 0; }
+
 // The smaller and the larger of two numbers with -0 below +0; a NaN on either side is dealt with by the callers.
 template <class T>
 inline T ordered_min(T a, T b) {
-    return a < b || (a == b && std::signbit(a)) ? a : b;
+    return a < b || (a == b && is_negative(a)) ? a : b;
 }
 
 template <class T>
 inline T ordered_max(T a, T b) {
-    return a > b || (a == b && !std::signbit(a)) ? a : b;
+    return a > b || (a == b && !is_negative(a)) ? a : b;
 }
 
 inline float canonical_nan(float) { return bits<float>(0x7fffffffu); }
@@ -110,6 +117,16 @@ inline float round_f32_odd(double x) {
     return inexact ? bits<float>(grow ? pattern + 1 : pattern - 1) : nearest;
 }
 
+// An integer as a double, rounded to odd where 53 bits do not hold it.
+template <class T>
+inline double odd_double(T x) {
+    double nearest = double(x);
+    __int128 back = __int128(nearest), exact = x;
+    uint64_t pattern = bits<uint64_t>(nearest);
+    bool is_inexact = back != exact && !(pattern & 1), grow = (exact > back) == (exact > 0);
+    return is_inexact ? bits<double>(grow ? pattern + 1 : pattern - 1) : nearest;
+}
+
 inline float bf16_to_f32(uint16_t b) { return bits<float>(uint32_t(b) << 16); }
 
 inline uint16_t f32_to_bf16(float x) {
@@ -136,6 +153,60 @@ inline uint16_t f32_to_f16(float x) {
     value = magnitude >= 0x477ff000u ? 0x7c00u : value;
     value = magnitude > 0x7f800000u ? 0x7fffu : value | sign;
     return uint16_t(value);
+}
+
+// The same in mode n, z, m or p.
+inline uint16_t f32_to_bf16(float x, char mode) {
+    if (mode == 'n') return f32_to_bf16(x);
+    uint32_t u = bits<uint32_t>(x);
+    bool away = (mode == 'm' && (u >> 31)) || (mode == 'p' && !(u >> 31));
+    bool is_inexact = (u & 0xffffu) && (u & 0x7f800000u) != 0x7f800000u;
+    return x != x ? 0x7fffu : uint16_t((u >> 16) + uint32_t(away && is_inexact));
+}
+
+inline uint16_t f32_to_f16(float x, char mode) {
+    uint16_t nearest = f32_to_f16(x);
+    if (mode == 'n' || x != x) return nearest;
+    float wide = f16_to_f32(nearest);
+    bool above = wide > x, below = wide < x, is_zero = !(nearest & 0x7fffu), is_negative = nearest >> 15;
+    bool down = above && (mode == 'm' || (mode == 'z' && x > 0)), up = below && (mode == 'p' || (mode == 'z' && x < 0));
+    if (down) return is_zero ? 0x8001u : uint16_t(is_negative ? nearest + 1 : nearest - 1);
+    if (up) return is_zero ? 0x0001u : uint16_t(is_negative ? nearest - 1 : nearest + 1);
+    return nearest;
+}
+
+// f32 with the low 13 bits cleared; mode n nearest even, a nearest with ties away from zero, z towards zero.
+inline uint32_t f32_to_tf32(float x, char mode) {
+    uint32_t u = bits<uint32_t>(x);
+    u += mode == 'a' ? 0x1000u : mode == 'n' ? 0xfffu + (u >> 13 & 1u) : 0u;
+    return x != x ? 0x7fffffffu : u & 0xffffe000u;
+}
+
+inline uint16_t finite_f16(uint16_t b) { return (b & 0x7fffu) == 0x7c00u ? uint16_t((b & 0x8000u) | 0x7bffu) : b; }
+inline uint16_t finite_bf16(uint16_t b) { return (b & 0x7fffu) == 0x7f80u ? uint16_t((b & 0x8000u) | 0x7f7fu) : b; }
+
+inline uint32_t finite_tf32(uint32_t b) {
+    return (b & 0x7fffffffu) == 0x7f800000u ? (b & 0x80000000u) | 0x7f7fe000u : b;
+}
+
+inline uint16_t ftz_f16(uint16_t b) { return b & 0x7c00u ? b : uint16_t(b & 0x8000u); }
+
+template <class T>
+inline T relu(T x) {
+    return x < T(0) ? T(0) : x;
+}
+
+template <class T>
+inline T sign_of_product(T x, T a, T b) {
+    return std::copysign(x, is_negative(a) != is_negative(b) ? T(-1) : T(1));
+}
+
+// Integer to integer with clamping.
+template <class T, class S>
+inline T clamp_to(S x) {
+    using Wide = __int128;
+    Wide low = std::numeric_limits<T>::min(), high = std::numeric_limits<T>::max(), value = x;
+    return T(value < low ? low : value > high ? high : value);
 }
 
 // Round a double to an integral double in mode n, z, m or p.

@@ -218,7 +218,8 @@ struct Context {
     int thread(int lane) const { return warp.number * kLanes + lane; }
 };
 
-enum class Step { next, blocked, jumped };
+// yield: the instruction is done, and other warps should go before the next one.
+enum class Step { next, blocked, yield };
 using MachineHandler = Step (*)(Context&);
 
 struct MachineForm {
@@ -232,7 +233,9 @@ extern const int num_lane_handlers;
 
 // Runs a CTA to its end, or returns false when it only polls. Throws Fault; `cta.at` then says where.
 bool run_cta(Cta& cta);
-void execute_warp(Cta& cta, Warp& warp, int64_t budget);
+// `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait for
+// each other; done only when nothing else can run.
+void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake = false);
 bool is_ready(Cta& cta, Warp& warp, const Wait& wait);
 void complete_barrier(Cta& cta, NamedBarrier& barrier);
 void check_members(const Context& c, uint32_t members);

@@ -10,18 +10,21 @@ using ull = unsigned long long;
 constexpr int64_t kMaxCount = (1 << 20) - 1;
 
 Buffer& GlobalMemory::find(uint64_t address, uint64_t size) const {
-    auto above = std::upper_bound(buffers.begin(), buffers.end(), address,
-                                  [](uint64_t a, const std::unique_ptr<Buffer>& b) { return a < b->base; });
-    if (above == buffers.begin()) {
-        fail(FaultKind::memory, "%llu bytes at global address %#llx, before every buffer", ull(size), ull(address));
+    const auto next = std::upper_bound(buffers.begin(), buffers.end(), address,
+                                       [](uint64_t a, const std::unique_ptr<Buffer>& b) { return a < b->base; });
+    Buffer* below = next == buffers.begin() ? nullptr : (next - 1)->get();
+    if (below && address + size <= below->end) return *below;
+    const Buffer* above = next == buffers.end() ? nullptr : next->get();
+    const auto refuse = [&](const Buffer& nearest, const char* what, uint64_t distance, const char* side) {
+        fail(FaultKind::memory, "%llu bytes at %#llx are outside %s [%#llx, %#llx): they %s %llu bytes %s it", ull(size),
+             ull(address), nearest.label.c_str(), ull(nearest.base), ull(nearest.end), what, ull(distance), side);
+    };
+    if (above && (!below || above->base - address < address - below->end)) {
+        refuse(*above, "begin", above->base - address, "before");
     }
-    Buffer& buffer = **(above - 1);
-    if (address + size > buffer.end) {
-        fail(FaultKind::memory, "%llu bytes at %#llx are outside %s [%#llx, %#llx): they end %llu bytes past it",
-             ull(size), ull(address), buffer.label.c_str(), ull(buffer.base), ull(buffer.end),
-             ull(address + size - buffer.end));
-    }
-    return buffer;
+    if (below) refuse(*below, "end", address + size - below->end, "past");
+    fail(FaultKind::memory, "%llu bytes at %#llx are outside every buffer: the launch has none", ull(size),
+         ull(address));
 }
 
 void Mbarrier::arrive(int64_t arrivals, bool drop) {

@@ -163,6 +163,16 @@ void run_at_random(Cta& cta) {
     }
 }
 
+// Lanes that wait for other lanes of their warp: let one group go ahead of the lanes furthest behind.
+bool overtake(Cta& cta) {
+    const int64_t before = cta.instructions;
+    for (Warp& warp : cta.warps) {
+        if (warp.groups.size() > 1) execute_warp(cta, warp, 1, true);
+        if (cta.instructions != before) return true;
+    }
+    return false;
+}
+
 // A try_wait may time out: let all of them come back false where nothing else can happen.
 bool expire_waits(Cta& cta) {
     bool any = false;
@@ -199,6 +209,8 @@ bool run_cta(Cta& cta) {
             cta.engines.step();
         } else if (is_spinning) {
             return false;
+        } else if (overtake(cta)) {
+            continue;
         } else if (expired_at == cta.progress || !expire_waits(cta)) {
             fail(FaultKind::deadlock, "deadlock: no warp can run and nothing is in flight");
         } else {

@@ -1,0 +1,134 @@
+"""Encode asynchronous copies and their groups, and the tensor core."""
+
+from __future__ import annotations
+
+from undertow import ptx
+
+from ..semantics import Decoded
+from .encode import Encoder, Fields
+from .form_parts import ATOMIC_OPS, ATOMIC_TYPES, LIST, Form, items_of, listed, put_address, put_scalars, simple
+
+BULK, CP_ASYNC = 0, 1
+"""Numbers of AsyncEngines::GroupKind in the runtime."""
+
+
+def _reducing_copy(encoder: Encoder, decoded: Decoded) -> Fields:
+    fields = listed("bulk_to_global", "d a size")(encoder, decoded)
+    fields.aux[0] = ATOMIC_OPS[decoded.mods["op"]] | ATOMIC_TYPES[decoded.mods["type"]] << 8
+    return fields
+
+
+def _cp_async(encoder: Encoder, decoded: Decoded) -> Fields:
+    fields = listed("cp_async", "d a size src_size")(encoder, decoded)
+    fields.aux[0] = int("src_size" in decoded.operands)
+    return fields
+
+
+def _cp_async_arrive(encoder: Encoder, decoded: Decoded) -> Fields:
+    fields = listed("cp_async_arrive", "a")(encoder, decoded)
+    fields.aux[0] = int(decoded.mods["noinc"])
+    return fields
+
+
+def _tensor(name: str, operands: str) -> Form:
+    """A tensor copy; the map operand comes last, its coordinates behind it."""
+
+    def build(encoder: Encoder, decoded: Decoded) -> Fields:
+        fields = Fields(op=encoder.machine_op(name))
+        put_scalars(encoder, fields, [decoded.operands[o] for o in operands.split()])
+        address = decoded.operands[operands.split()[-1]].operand
+        assert isinstance(address, ptx.Address)
+        op = decoded.mods.get("op")
+        fields.aux.update({0: int(decoded.mods["dim"][0]), 1: len(address.coordinates)})
+        fields.aux[2] = ATOMIC_OPS[op] if op else -1
+        return fields
+
+    return build
+
+
+def _mma(encoder: Encoder, decoded: Decoded) -> Fields:
+    operands = decoded.operands
+    fields = Fields(op=encoder.machine_op("mma"))
+    places = put_scalars(encoder, fields, [operands[o] for o in ("d", "a", "b", "idesc", "keep")])
+    if "scale" in operands:
+        _append(encoder, places, [encoder.source(operands["scale"])])
+    disabled = []
+    if "lanes" in operands:
+        if "scale" not in operands:
+            _append(encoder, places, [encoder.constant(0, 32)])
+        vector = operands["lanes"].operand
+        assert isinstance(vector, ptx.Vector)
+        disabled = [encoder.value(item, "any") for item in vector.items]
+        if len(disabled) not in (4, 8):
+            raise encoder.unsupported(f"{len(disabled)} words of disabled lanes; the ISA allows 4 and 8")
+        _append(encoder, places, disabled[:6])
+    fields.aux.update({0: int(isinstance(operands["a"].operand, ptx.Address)), 1: int("scale" in operands)})
+    fields.aux[2] = min(len(disabled), 6)
+    return fields
+
+
+def _append(encoder: Encoder, fields: Fields, rows: list[int]) -> None:
+    """Add 32-bit operands to the list that was written last."""
+    start = fields.aux[LIST]
+    for row in rows:
+        encoder.lists += [row, 32, 0]
+    encoder.lists[start] += 3 * len(rows)
+
+
+def _registers(name: str, operand: str, is_target: bool) -> Form:
+    """A warp-wide move between registers and tensor memory or matrix tiles."""
+
+    def build(encoder: Encoder, decoded: Decoded) -> Fields:
+        fields = Fields(op=encoder.machine_op(name))
+        put_address(encoder, fields, decoded.operands["a"])
+        count = int(decoded.mods["num"][1:])
+        items = items_of(decoded.operands[operand])
+        if len(items) != count:
+            raise encoder.unsupported(f"{len(items)} registers for .{decoded.mods['num']}")
+        rows = []
+        for item in items:
+            if is_target:
+                rows.append(encoder.scratch(32) if isinstance(item, ptx.Sink) else encoder.register_target(item, "b32"))
+            else:
+                rows.append(encoder.value(item, "b32"))
+        fields.aux.update({0: count, 1: int(decoded.mods.get("trans") or False), LIST: encoder.list_of(rows)})
+        return fields
+
+    return build
+
+
+FORMS: dict[str, Form] = {
+    "cp.async.global": _cp_async,
+    "cp.async.commit_group": simple("commit_group", kind=CP_ASYNC),
+    "cp.async.wait_group": simple("wait_group", "limit", kind=CP_ASYNC, everything=0),
+    "cp.async.wait_all": simple("wait_group", kind=CP_ASYNC, everything=1),
+    "cp.async.mbarrier.arrive.b64": _cp_async_arrive,
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes": listed("bulk_load", "d a size m", from_shared=0),
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes.multicast::cluster": listed(
+        "bulk_load", "d a size m", from_shared=0
+    ),
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": listed(
+        "bulk_load", "d a size m", from_shared=1
+    ),
+    "cp.async.bulk.global.shared::cta.bulk_group": listed("bulk_to_global", "d a size", reduction=-1),
+    "cp.reduce.async.bulk.global.shared::cta.bulk_group": _reducing_copy,
+    "cp.async.bulk.commit_group": simple("commit_group", kind=BULK),
+    "cp.async.bulk.wait_group": simple("wait_group", "limit", kind=BULK, everything=0),
+    "cp.async.bulk.wait_group.read": simple("wait_group", "limit", kind=BULK, everything=0),
+    "st.bulk": listed("st_bulk", "a size value"),
+    "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes": _tensor("tensor_load", "d m a"),
+    "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes.multicast::cluster": _tensor("tensor_load", "d m a"),
+    "cp.async.bulk.tensor.global.shared::cta.bulk_group": _tensor("tensor_store", "a d"),
+    "cp.reduce.async.bulk.tensor.global.shared::cta.bulk_group": _tensor("tensor_store", "a d"),
+    "tcgen05.mma.cta_group::1.kind::f16": _mma,
+    "tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64": listed("commit", "a"),
+    "tcgen05.alloc.cta_group::1.sync.aligned.b32": listed("tmem_alloc", "d columns"),
+    "tcgen05.dealloc.cta_group::1.sync.aligned.b32": simple("tmem_dealloc", "address columns"),
+    "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned": simple("tmem_relinquish"),
+    "tcgen05.ld.sync.aligned.32x32b.b32": _registers("tmem_load", "d", True),
+    "tcgen05.st.sync.aligned.32x32b.b32": _registers("tmem_store", "b", False),
+    "tcgen05.wait::ld.sync.aligned": simple("tmem_wait"),
+    "tcgen05.wait::st.sync.aligned": simple("tmem_wait"),
+    "ldmatrix.sync.aligned.m8n8.b16": _registers("ldmatrix", "d", True),
+    "stmatrix.sync.aligned.m8n8.b16": _registers("stmatrix", "b", False),
+}

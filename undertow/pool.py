@@ -1,0 +1,56 @@
+"""Independent pieces of work over the cores of the machine, where that is worth the start of the processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+WORTH_SECONDS = 5.0  # of expected work; a process takes about one to start
+
+_work: Callable[[Any], Any] | None = None  # of a worker process
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
+    """Yield (position, work(task)) for every task, in the order in which they get done.
+
+    The first tasks run in this process, until it is known that the rest would take WORTH_SECONDS; then `jobs`
+    processes take over. `work` and what it holds are sent to each process once, so they must pickle.
+    """
+    begin = time.perf_counter()
+    for position, task in enumerate(tasks):
+        left = len(tasks) - position
+        if position and jobs > 1 and left > 1 and (time.perf_counter() - begin) / position * left > WORTH_SECONDS:
+            yield from _in_processes(work, tasks, position, min(jobs, left))
+            return
+        yield position, work(task)
+
+
+def _in_processes(work: Callable, tasks: Sequence[Any], first: int, jobs: int) -> Iterator[tuple[int, Any]]:
+    # spawn: a fork would copy the locks of threads that run here (progress, torch)
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(work,))
+    try:
+        positions = {pool.submit(_run, task): first + i for i, task in enumerate(tasks[first:])}
+        for done in as_completed(positions):
+            yield positions[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(work: Callable) -> None:
+    global _work
+    _work = work
+
+
+def _run(task: Any) -> Any:
+    assert _work is not None, "the process has been started by _start"
+    return _work(task)
