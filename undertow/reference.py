@@ -45,6 +45,11 @@ class Scoring:
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
 
+    @property
+    def masks(self) -> bool:
+        """Whether some pair may not be seen."""
+        return self.causal or self.window != (None, None)
+
     def scale(self, head_dim: int) -> float:
         if self.softmax_scale is None:
             return 1.0 / math.sqrt(head_dim)

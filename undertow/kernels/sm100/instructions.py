@@ -77,6 +77,7 @@ def store_vector(space: str, address: Int32 | Int64, words: list[Int32], predica
 
 
 def opaque(value: Int32) -> Int32:
+    """The same value, computed where it is used: LLVM moves no arithmetic on it out of a loop."""
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
 
 

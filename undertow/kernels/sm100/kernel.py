@@ -1,11 +1,11 @@
-"""The main kernel: one CTA per key/value tile (128 rows), key/value head and batch; 16 warps in roles, a loop over tiles.
+"""The main kernel: one CTA per key/value tile and head of a batch, 16 warps in roles, a loop over query tiles.
 
 This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
@@ -36,7 +36,7 @@ from undertow.kernels.sm100.roles.epilogue import epilogue, write_zeros
 from undertow.kernels.sm100.roles.load import load
 from undertow.kernels.sm100.roles.mma import mma
 from undertow.kernels.sm100.roles.reduce import reduce
-from undertow.kernels.sm100.work import Scalars, cta_work
+from undertow.kernels.sm100.work import Scalars, any_scalars, cta_work
 from undertow.plan.grid import Grid
 from undertow.plan.schema import WARP_THREADS, WARPGROUP_WARPS, Plan
 
@@ -79,7 +79,7 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
         Inputs(*rows[:4]),
         Workspaces(row_scalars_argument(padded=True), row_scalars_argument(padded=True), dq_accumulator_argument()),
         Outputs(*rows[4:]),
-        Scalars(*(field.type(1) for field in fields(Scalars))),
+        any_scalars(),
     )
     return backward, (plan, *arguments)
 

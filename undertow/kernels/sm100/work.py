@@ -33,6 +33,11 @@ class Scalars:
     softmax_scale: Float32
 
 
+def any_scalars() -> Scalars:
+    """Numbers to compile with: all of them are parameters of the kernel."""
+    return Scalars(*[Int32(1)] * 4, *[Float32(1.0)] * 2)
+
+
 @dataclass(frozen=True)
 class Work:
     """One CTA's share. Query heads are counted within the group, query tiles within the sequence.

@@ -74,5 +74,6 @@ def _operand(c: MmaContext, op: MmaOp, region: str, tile: int | Int32, step: int
     stages = c.plan.smem_region(region).stages
     slot = tile & (stages - 1) if stages > 1 else 0
     high, low = divmod(operand_descriptor(c.plan, op, region), 1 << 32)
-    start = (opaque(c.smem.address(region, slot)) >> 4) + (low + step * k_step_bytes(op, region) // GRANULE_BYTES)
-    return Int64(high << 32) | Int64(Uint32(start))  # only the low word differs among operands: it costs one register
+    # Descriptors that do not change from trip to trip would be kept in two registers each, 60 of this warp's 88.
+    address = opaque(c.smem.address(region, slot)) >> 4
+    return Int64(high << 32) | Int64(Uint32(address + (low + step * k_step_bytes(op, region) // GRANULE_BYTES)))
