@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -31,6 +32,9 @@ NUM_GENERATED = 4
 LIBRARY = "emulator.so"
 
 
+_LOG = logging.getLogger(__name__)
+
+
 class CompilerMissing(EmulatorError):
     """There is no C++ compiler, or it cannot build the back end; the message says which was tried."""
 
@@ -46,6 +50,11 @@ def find_compiler() -> str:
         if path:
             return path
     raise CompilerMissing(f"no C++ compiler: tried {chosen or 'g++, clang++, c++'}")
+
+
+def num_processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cache_folder() -> Path:
@@ -76,6 +85,7 @@ def library() -> Path:
     files = sources()
     folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
     if not (folder / LIBRARY).exists():
+        _LOG.info("building the compiled back end, once per machine, into %s", folder)
         _build(compiler, files, folder)
     return folder / LIBRARY
 
@@ -103,7 +113,7 @@ def _build(compiler: str, files: dict[str, str], folder: Path) -> None:
         for name, text in files.items():
             (scratch / name).write_text(text)
         units = sorted((n for n in files if n.endswith(".cpp")), key=lambda n: -len(files[n]))
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(max_workers=num_processors()) as pool:
             list(pool.map(lambda unit: _compile(compiler, scratch, unit), units))
         objects = [f"{unit}.o" for unit in units]
         _run([compiler, "-shared", "-pthread", *objects, "-o", LIBRARY], scratch)

@@ -177,6 +177,8 @@ private:
                 commits_.finish(next, std::move(cta.reductions));
             } catch (const Fault& fault) {
                 stop(fault, cta, {&cta});
+            } catch (const std::exception& error) {
+                stop(Fault{FaultKind::launch, error.what()}, cta, {&cta});
             }
         }
         add(cta);
