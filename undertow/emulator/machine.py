@@ -16,6 +16,7 @@ from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
 from .memory import ByteMemory
 from .numpy_backend.executor import Executor
 from .observers.base import Finding
+from .numpy_backend.collectives import warp_by_warp
 from .report import place, warp_reports
 from .scheduler import make_scheduler
 from .semantics import data_movement
@@ -67,7 +68,10 @@ class Machine:
         if index not in self._handlers:
             decoded = self.program.code[index]
             assert decoded.row.make is not None
-            self._handlers[index] = decoded.row.make(decoded, self.bus)
+            handler = decoded.row.make(decoded, self.bus)
+            if decoded.guard and decoded.row.is_collective:
+                handler = warp_by_warp(decoded, handler)
+            self._handlers[index] = handler
         return self._handlers[index]
 
     def note(self, finding: Finding, index: int) -> None:
