@@ -14,9 +14,9 @@ from .description import Resolved
 from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
 from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
 from .memory import ByteMemory
+from .numpy_backend.collectives import warp_by_warp
 from .numpy_backend.executor import Executor
 from .observers.base import Finding
-from .numpy_backend.collectives import warp_by_warp
 from .report import place, warp_reports
 from .scheduler import make_scheduler
 from .semantics import data_movement
