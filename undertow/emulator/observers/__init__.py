@@ -27,12 +27,15 @@ def all_observers(
     strict: take the ISA by its letter where kernels rely on more (see `race`), and report registers used before
     wait::ld. plan, labels: names for findings. workspaces: global arrays that hold nothing before the launch.
     """
+    race = Race(strict, plan, labels)
     observers: list[Observer] = [
-        Race(strict, plan, labels),
+        race,
         MbarrierProtocol(plan, labels),
-        UninitialisedRead(plan, labels, workspaces),
+        UninitialisedRead(plan, labels, workspaces, race),
         TmemLifetime(),
         RegisterPool(),
         WaitFor(plan, labels),
     ]
-    return [*observers, EarlyUse()] if strict else observers
+    if strict:
+        observers.append(EarlyUse())
+    return observers

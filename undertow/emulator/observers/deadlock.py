@@ -8,7 +8,7 @@ barrier is a wait for those who have taken part in it before and are not there.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import events as ev
 from ..errors import Deadlock, EmulatorError
@@ -19,7 +19,7 @@ from .names import Names
 class WaitFor:
     """Remembers who signals what, and explains a Deadlock by it."""
 
-    subscriptions = (ev.MbarrierOperation, ev.BarrierOperation, ev.AsyncIssued)
+    subscriptions: ClassVar[tuple[type, ...]] = (ev.MbarrierOperation, ev.BarrierOperation, ev.AsyncIssued)
 
     def __init__(self, plan: Any = None, labels: Any = None):
         self._plan, self._labels = plan, labels

@@ -7,6 +7,8 @@ relaxed before a fence) learns. Read-modify-writes add to what a word carries, a
 Two atomics never race, and neither do two accesses with an order (.relaxed and stronger, .volatile). Bulk reductions
 are atomics: CTAs may add to the same words in any order. But where somebody knows that a reduction was issued, a lock
 was meant to put his own after it; if he does not know that it is complete, the lock was released too early.
+Two writes of the same value are advice: by the ISA a race, but no order of them gives another result.
+Two writes of the same value are advice: by the ISA a race, but no order of them gives another result.
 POLICY: CTAs of a launch count as concurrent even where the emulator runs them one after another. Of the reads since
 the last write only two are kept per granule. Accesses narrower than the granule count as the whole granule.
 """
@@ -28,9 +30,14 @@ _LOW = (1 << 32) - 1
 
 @dataclass
 class RegionShadow:
-    """Shadow of one buffer. Codes are (CTA number + 1) << 32 | record number << 6 | lane; 0: never."""
+    """Shadow of one buffer. Codes are (CTA number + 1) << 32 | record number << 6 | lane; 0: never.
+
+    memory: the buffer itself by granules; values: what the last write left there.
+    """
 
     base: int
+    memory: np.ndarray
+    values: np.ndarray
     writer: np.ndarray
     writer_class: np.ndarray
     readers: tuple[np.ndarray, np.ndarray]
@@ -94,8 +101,9 @@ class GlobalShadow:
         shadow = self._regions.get(region.base)
         if shadow is None:
             size = (region.num_bytes >> self.shift) + 2
+            memory = region.view(1 << self.shift, 1)[:, 0]
             shadow = self._regions[region.base] = RegionShadow(
-                region.base >> self.shift, np.zeros(size, np.int64), np.zeros(size, np.uint8),
+                region.base >> self.shift, memory, memory.copy(), np.zeros(size, np.int64), np.zeros(size, np.uint8),
                 (np.zeros(size, np.int64), np.zeros(size, np.int64)), np.zeros(size, np.uint8),
             )  # fmt: skip
         if isinstance(granules, slice):
@@ -106,7 +114,9 @@ class GlobalShadow:
 
     def _access(self, watch: Any, agent: _Agent, what: tuple, writes: bool) -> None:
         region, granules, codes, kind = what
-        self._against(watch, agent, (region.writer[granules], region.writer_class[granules]), what, (True, writes))
+        earlier = region.writer[granules]
+        if earlier.any():
+            self._against(watch, agent, (earlier, region.writer_class[granules]), what, (True, writes))
         if not writes:
             self._note_read(region, granules, codes, kind)
             return
@@ -117,6 +127,7 @@ class GlobalShadow:
                 reader[granules] = 0
         region.writer[granules] = codes
         region.writer_class[granules] = kind
+        region.values[granules] = region.memory[granules]
 
     @staticmethod
     def _note_read(region: RegionShadow, granules, codes, kind: int) -> None:
@@ -130,8 +141,6 @@ class GlobalShadow:
 
     def _against(self, watch: Any, agent: _Agent, earlier: tuple, what: tuple, kinds: tuple[bool, bool]) -> None:
         codes, classes = earlier
-        if not codes.any():
-            return
         region, granules, own, kind = what
         numbers, lanes, ctas = (codes & _LOW) >> 6, codes & 63, (codes >> 32) - 1
         bad = (codes != 0) & ~self._covered(watch, agent, codes)
@@ -139,9 +148,15 @@ class GlobalShadow:
             columns = watch.order.records.column[numbers * (ctas == agent.cta)]
             bad &= ~((ctas == agent.cta) & (columns + lanes == agent.threads))
         places = np.flatnonzero(bad)
+        same = (
+            len(places) > 0 and all(kinds) and bool((region.values[granules] == region.memory[granules])[places].all())
+        )
+        same = (
+            len(places) > 0 and all(kinds) and bool((region.values[granules] == region.memory[granules])[places].all())
+        )
         for i in first_of_each(codes[places] & ~63, places):
             early_end = False
-            if kind and classes[i] and (kind == _ATOMIC) == (classes[i] == _ATOMIC):
+            if kind and classes[i]:
                 early_end = self._issue_known(watch, agent, i, codes)
                 if not early_end:
                     continue
@@ -149,7 +164,8 @@ class GlobalShadow:
             code = int(own) if np.ndim(own) == 0 else int(own[i])
             self.verdict.global_memory(
                 (int(ctas[i]), int(numbers[i]), int(lanes[i])), (agent.cta, (code & _LOW) >> 6, code & 63),
-                kinds, (region.base + place) << self.shift, self._clock(watch, agent, i, int(ctas[i])), early_end,
+                kinds, (region.base + place) << self.shift, self._clock(watch, agent, i, int(ctas[i])),
+                "same value" if same else "early end" if early_end else "",
             )  # fmt: skip
 
     def _covered(self, watch: Any, agent: _Agent, codes: np.ndarray) -> np.ndarray:

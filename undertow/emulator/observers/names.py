@@ -12,6 +12,9 @@ ENGINES = {
 }  # fmt: skip
 
 
+_SEARCH = 64
+
+
 class PlainLabels:
     """Labels where no plan is known: plain numbers."""
 
@@ -60,6 +63,30 @@ class Names:
         region = self.memory.region(address, 1)
         return f"{region.label}+{address - region.base:#x}"
 
+    def barrier_of(self, *roles: str) -> str:
+        """The plan's smallest named barrier that joins these roles."""
+        barriers = self.plan.barriers if self.plan else ()
+        fitting = [b for b in barriers if set(roles) <= set(b.roles)]
+        if not fitting:
+            return "a barrier of both warps"
+        return f"named barrier {min(fitting, key=lambda b: len(b.roles)).name}"
+
+    def source(self, index: int) -> str:
+        """Source line of an instruction.
+
+        Compilers give code that a library call emits the place of the whole function (column 0); then the next line
+        that is known better follows.
+        """
+        code = self.program.code
+        span = code[index].instruction.source
+        if span is None or span.column:
+            return str(span or "")
+        for decoded in code[index + 1 : index + 1 + _SEARCH]:
+            following = decoded.instruction.source
+            if following is not None and following.column:
+                return f"{span}, before {following}"
+        return str(span)
+
     def region(self, role: str, engine: str, writes: bool, column: int, details: dict | None = None) -> str | None:
         """The plan's TMEM region that such an access of a column means, if the plan leaves no doubt."""
         if self.plan is None:
@@ -74,11 +101,13 @@ class Names:
 
     def _role_regions(self, role: str, writes: bool) -> set[str]:
         wanted = "Store" if writes else "Load"
+        assert self.plan is not None
         programs = dict(self.plan.programs)
         names = (role, "epilogue") if role == "compute" else (role,)
         return {s.region for n in names for s in programs.get(n, ()) if type(s).__name__ == wanted}
 
     def _engine_regions(self, writes: bool, details: dict | None) -> set[str]:
+        assert self.plan is not None
         outputs = {op.d for op in self.plan.mmas}
         if details and "accumulator" in details:
             start, count = details["accumulator"] & 0xFFFF, details["shape"].n
@@ -92,8 +121,8 @@ class Names:
         instruction = self.program.code[int(records.instruction[number])].instruction
         operation = records.operations.get(number)
         warp = operation.thread // 32 if operation else int(records.column[number]) // 32
-        engine = ENGINES.get(operation.engine, operation.engine) if operation else ""
+        engine = ENGINES[operation.engine] if operation else ""
         return Access(
             self.role(warp), warp, None if operation or lane > 31 else lane, engine, verb, buffer,
-            int(records.turn[number]), instruction.line, str(instruction.source or ""), order.position,
+            int(records.turn[number]), instruction.line, self.source(instruction.index), order.position,
         )  # fmt: skip

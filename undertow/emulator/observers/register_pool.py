@@ -9,7 +9,7 @@ to execute the instruction together. Source: PTX ISA, "setmaxnreg".
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import events as ev
 from .base import Finding, Ledger
@@ -21,7 +21,7 @@ WARPGROUP = 4
 class RegisterPool:
     """Checks the sums per CTA."""
 
-    subscriptions = (ev.CtaStarted, ev.CtaFinished, ev.RegistersRequested)
+    subscriptions: ClassVar[tuple[type, ...]] = (ev.CtaStarted, ev.CtaFinished, ev.RegistersRequested)
 
     def __init__(self):
         self.ledger = Ledger()

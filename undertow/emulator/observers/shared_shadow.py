@@ -23,7 +23,8 @@ class Conflict:
     """Two accesses that are not ordered as they must be.
 
     kind: "order" (no edge), "proxy" (an edge, but no proxy fence). earlier: record and lane of the access that came
-    first; later: likewise; earlier_writes, later_writes: which of them write. place: granule number.
+    first; later: likewise; earlier_writes, later_writes: which of them write. place: granule or column; extent: how
+    many from there on.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Conflict:
     later_lane: int
     later_writes: bool
     place: int
+    extent: int = 1
 
 
 @dataclass(frozen=True)

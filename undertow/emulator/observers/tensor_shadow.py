@@ -34,7 +34,7 @@ class TensorShadow:
         self.read = np.zeros((slots, *shape), np.int32)
         self.read_done = np.zeros((slots, *shape), np.int32)
         self.engine_read = np.zeros(shape, np.int32)
-        self._pending: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
+        self._pending: dict[tuple[int, str], list[tuple[int, slice]]] = {}
 
     # Accesses by warps
 
@@ -133,7 +133,8 @@ class TensorShadow:
                 continue
             column = int(self.order.records.column[record])
             mine = numbers == record
-            where = start + int(np.argmax(mine)) % numbers.shape[-1]
+            touched = np.flatnonzero(mine.reshape(-1, numbers.shape[-1]).any(0))
+            where, extent = start + int(touched[0]), int(touched[-1] - touched[0]) + 1
             if column == 32 * own:
                 if self.order.strict and (done[mine] == NOT_WAITED).any():
                     self._own_wait_missing(number, record, earlier_writes, where)
@@ -147,7 +148,7 @@ class TensorShadow:
                 kind = "store" if earlier_writes else "load"
             else:
                 continue
-            self.report(Conflict(kind, record, SEVERAL, earlier_writes, number, SEVERAL, later_writes, where))
+            self.report(Conflict(kind, record, SEVERAL, earlier_writes, number, SEVERAL, later_writes, where, extent))
 
     def _own_wait_missing(self, number: int, record: int, earlier_writes: bool, where: int) -> None:
         kind = "store" if earlier_writes else "load"
