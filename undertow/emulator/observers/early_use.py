@@ -24,7 +24,7 @@ class EarlyUse:
 
     def start(self, program: Any, launch: Any) -> None:
         """Scan the program."""
-        pending: dict[Any, int] = {}
+        pending: dict[Any, Any] = {}
         for decoded in program.code:
             mnemonic = decoded.instruction.mnemonic
             if mnemonic.startswith("tcgen05.wait::ld") or decoded.row.control:

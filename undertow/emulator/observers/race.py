@@ -52,6 +52,7 @@ class Watch:
         self.shared = SharedShadow(self.order, size, lambda conflict: verdict.shared(self.order, conflict))
         self.tensor = TensorShadow(self.order, lambda conflict: verdict.tensor(self.order, conflict))
         self.initialised: dict[int, tuple[int, int, bool]] = {}
+        self.told: dict[int, set[int]] = {}
         self.uses: dict[int, dict[int, int]] = {}
         self.rounds = NamedBarrierRounds(self.order, verdict.names, verdict.ledger)
 
@@ -238,6 +239,7 @@ class Race:
             first = watch.order.record_warps(event.decoded.index, event.lanes.warps[:1])
             thread = int(event.lanes.index[0 if event.which is None else event.which[0]])
             watch.initialised[event.address] = (first, thread, False)
+            watch.told.pop(event.address, None)
         elif event.address in watch.initialised:
             self._check_init(watch, event)
         watch.sync.mbarrier(event)
@@ -255,11 +257,18 @@ class Race:
             elif not fenced:
                 self.verdict.mbarrier_init(watch.order, event, number, "proxy")
             return
+        told = watch.told.setdefault(event.address, set())
+        if told.issuperset(event.lanes.warps):
+            return
         threads = event.lanes.index if event.which is None else event.lanes.index[event.which]
-        for user in np.unique(threads).tolist() if len(threads) < 4 else threads[::32].tolist():
-            if user != thread and watch.order.knows(user >> 5, user & 31)[thread] <= number:
+        for user in threads.tolist():
+            if user >> 5 in told or user == thread:
+                continue
+            if watch.order.knows(user >> 5, user & 31)[thread] <= number:
                 self.verdict.mbarrier_init(watch.order, event, number, "order")
                 return
+            if watch.order.rows[user >> 5, ORDER, thread] > number:
+                told.add(user >> 5)
 
     def _note_use(self, watch: Watch, event) -> None:
         """Remember the last use of an mbarrier by each thread and engine."""
