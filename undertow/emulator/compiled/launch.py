@@ -196,7 +196,7 @@ def _error(resolved: Resolved, encoded: Encoded, outcome: library.Outcome) -> Em
         full=outcome.mask == FULL_MASK,
     )  # fmt: skip
     where = place(machine, lanes, int(encoded.instruction_of[outcome.code]))
-    return kind(fact).at(where + (", when it completed" if outcome.is_completion else ""))
+    return kind(fact, outcome.rule.decode()).at(where + (", when it completed" if outcome.is_completion else ""))
 
 
 def _deadlock(resolved: Resolved, encoded: Encoded, outcome, machine: Any, fact: str) -> EmulatorError:

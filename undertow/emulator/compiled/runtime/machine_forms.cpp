@@ -5,7 +5,7 @@ namespace undertow {
 
 #define UNDERTOW_FORMS(FORM)                                                                                      \
     FORM(load) FORM(store) FORM(atomic)                                                                            \
-    FORM(shfl) FORM(elect) FORM(vote) FORM(vote_ballot) FORM(match) FORM(redux) FORM(activemask)                   \
+    FORM(shfl) FORM(elect) FORM(vote) FORM(vote_ballot) FORM(match) FORM(redux) FORM(redux_float) FORM(activemask)                   \
     FORM(bar_warp_sync) FORM(pack) FORM(unpack) FORM(resize) FORM(not_predicate) FORM(clock)                                                       \
     FORM(mbarrier_init) FORM(mbarrier_inval) FORM(mbarrier_tx) FORM(mbarrier_arrive) FORM(mbarrier_wait)           \
     FORM(pending_count) FORM(barrier_sync) FORM(barrier_arrive) FORM(cluster_arrive) FORM(cluster_wait)            \
