@@ -8,14 +8,15 @@ from .coverage import Coverage
 from .deadlock import WaitFor
 from .early_use import EarlyUse
 from .mbarrier import MbarrierProtocol
+from .ownership import Ownership
 from .race import Race
 from .register_pool import RegisterPool
 from .tmem import TmemLifetime
 from .uninitialised import UninitialisedRead
 
 __all__ = [
-    "Access", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Race", "RegisterPool", "TmemLifetime",
-    "UninitialisedRead", "WaitFor", "all_observers",
+    "Access", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Ownership", "Race", "RegisterPool",
+    "TmemLifetime", "UninitialisedRead", "WaitFor", "all_observers",
 ]  # fmt: skip
 
 
