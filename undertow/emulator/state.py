@@ -197,10 +197,6 @@ class Cta:
         """Whether every lane has exited."""
         return not any(w.groups for w in self.warps)
 
-    def live_threads(self) -> int:
-        """Threads that have not exited, in whole warps' counts."""
-        return sum(w.live_mask.bit_count() for w in self.warps)
-
     def gang(self, first: int, count: int) -> LaneSet:
         """Whole warps first .. first + count - 1."""
         key = (first, count)
