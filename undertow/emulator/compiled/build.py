@@ -30,6 +30,9 @@ EXACT = "-ffp-contract=off"
 """Lane forms must round where PTX says; the MMA kernel states why contraction changes nothing there."""
 NUM_GENERATED = 4
 LIBRARY = "emulator.so"
+ALONE = "mma_kernel.cpp"
+"""Compiled by itself, because it has a flag of its own."""
+GATHERED = "runtime_"
 
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +76,15 @@ def cache_folder() -> Path:
 def sources() -> dict[str, str]:
     """Return all C++ sources by file name, headers and generated units included."""
     found = {path.name: path.read_text() for path in sorted(RUNTIME.iterdir()) if path.suffix in (".cpp", ".hpp")}
-    return found | generate.translation_units(NUM_GENERATED)
+    return found | generate.translation_units(NUM_GENERATED) | _gathered(found)
+
+
+def _gathered(runtime: dict[str, str]) -> dict[str, str]:
+    """Gather the runtime's files in two units: most of their compile time is the standard headers they share."""
+    names = sorted((n for n in runtime if n.endswith(".cpp") and n != ALONE), key=lambda n: -len(runtime[n]))
+    return {
+        f"{GATHERED}{i}.cpp": "".join(f'#include "{name}"\n' for name in names[i::2]) for i in range(2)
+    }  # fmt: skip
 
 
 def library() -> Path:
@@ -112,7 +123,8 @@ def _build(compiler: str, files: dict[str, str], folder: Path) -> None:
     try:
         for name, text in files.items():
             (scratch / name).write_text(text)
-        units = sorted((n for n in files if n.endswith(".cpp")), key=lambda n: -len(files[n]))
+        units = [n for n in files if n.endswith(".cpp") and (n == ALONE or not (RUNTIME / n).exists())]
+        units.sort(key=lambda name: (not name.startswith(GATHERED), name))  # the largest first
         with ThreadPoolExecutor(max_workers=num_processors()) as pool:
             list(pool.map(lambda unit: _compile(compiler, scratch, unit), units))
         objects = [f"{unit}.o" for unit in units]
@@ -128,7 +140,7 @@ def _build(compiler: str, files: dict[str, str], folder: Path) -> None:
 
 def _compile(compiler: str, scratch: Path, unit: str) -> None:
     """Compile one unit; a compiler that stumbles over its vectoriser gets a second chance without it."""
-    contraction = "-ffp-contract=fast" if unit == "mma_kernel.cpp" else EXACT
+    contraction = "-ffp-contract=fast" if unit == ALONE else EXACT
     effort = "-O1" if unit.startswith("rare_") or unit == "lane_table.cpp" else "-O3"
     command = [compiler, *FLAGS, effort, contraction, "-c", unit, "-o", f"{unit}.o"]
     try:

@@ -14,11 +14,6 @@ uint64_t shared_address(uint64_t value) {
 
 namespace {
 
-template <class Body>
-void each_lane(uint32_t mask, Body&& body) {
-    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
-}
-
 // Shared addresses of the active lanes; aux[5] says whether the register has 64 bits.
 struct LaneCells {
     explicit LaneCells(const Context& c) {

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,22 @@ namespace undertow {
 // Windows of the generic address space, as in semantics/data_movement.py; everything else is global memory.
 constexpr uint64_t kSharedWindow = 0x7F4000000000, kParamWindow = 0x7F5000000000, kLocalWindow = 0x7F6000000000;
 constexpr uint64_t kWindowBytes = uint64_t(1) << 32;
+
+// A small generator of reproducible choices (splitmix64).
+class Random {
+public:
+    void seed(uint64_t value) { state_ = value; }
+
+    uint64_t operator()() {
+        uint64_t z = state_ += 0x9e3779b97f4a7c15;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+        return z ^ (z >> 31);
+    }
+
+private:
+    uint64_t state_ = 0;
+};
 
 enum class WaitKind : int { none = 0, mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc };
 
@@ -106,7 +121,7 @@ private:
 
     Completion mode_;
     Place& place_;
-    std::mt19937_64 random_;
+    Random random_;
     int64_t num_issued_ = 0;
     std::vector<Operation> tensor_pipe_, copies_;
     std::map<std::pair<int, int>, std::vector<std::vector<Operation>>> groups_;
@@ -184,7 +199,7 @@ public:
     std::vector<Reduction> reductions;        // put off until all earlier CTAs have committed
     std::vector<std::pair<int32_t, int64_t>> notes;  // (instruction, value): parities that the ISA forbids
     int64_t instructions = 0, progress = 0, polls = 0;
-    std::mt19937_64 random;
+    Random random;
 
 private:
     void wait_for_turn();
@@ -217,6 +232,11 @@ struct Context {
     int lane() const { return __builtin_ctz(mask); }
     int thread(int lane) const { return warp.number * kLanes + lane; }
 };
+
+template <class Body>
+inline void each_lane(uint32_t mask, Body&& body) {
+    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
+}
 
 // yield: the instruction is done, and other warps should go before the next one.
 enum class Step { next, blocked, yield };

@@ -25,11 +25,6 @@ namespace {
 
 uint32_t members_of(const Context& c, int32_t ref) { return c.row<uint32_t>(ref)[c.lane()]; }
 
-template <class Body>
-void each_lane(uint32_t mask, Body&& body) {
-    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
-}
-
 void write_predicate(const Context& c, int32_t ref, uint32_t value) {
     if (ref < 0) return;
     uint32_t& row = *c.out<uint32_t>(ref);
