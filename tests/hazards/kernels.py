@@ -15,6 +15,8 @@ from undertow import emulator as emu
 from undertow.check import Check, check
 
 SETTINGS = (("fixed", "eager"), ("fixed", "late"), (1, ("seeded", 1)), (2, ("seeded", 2)))
+LANE_WORD = "    mov.u32 %r60, data;\n    mad.lo.u32 %r60, %lane, 4, %r60;\n"
+"""The address of a word of `data` by lane in %r60."""
 _numbers = itertools.count()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hazards.kernels import (
+    LANE_WORD,
     arrive,
     assert_twins,
     bulk_load,
@@ -19,7 +20,6 @@ from tests.hazards.kernels import (
     watch,
 )
 
-LANE_WORD = "    mov.u32 %r60, data;\n    mad.lo.u32 %r60, %lane, 4, %r60;\n"
 RUNS_AHEAD = ("mbarrier-unobserved-phase", "mbarrier-doubled-phase", "mbarrier-over-arrival", "deadlock")
 """What a producer that does not wait may do to its barrier, besides overwriting what is being read."""
 STORE = own_word() + "    st.shared.u32 [%r60], %thread;\n"

@@ -57,7 +57,7 @@ class WaitFor:
         }
         cycle = min((c for c in (_cycle_from(edges, warp) for warp in edges) if c), key=len, default=None)
         if cycle is None:
-            lines = [f"warp {w} ({e.role}) {e.waits_for}" for w, e in sorted(waiting.items())]
+            lines = [f"warp {w} ({e.role}) {self._what(e)}" for w, e in sorted(waiting.items())]
             return "deadlock without a circle: somebody will never be signalled; " + "; ".join(lines[:4]), ""
         parts = [f"warp {w} ({waiting[w].role}) {self._what(waiting[w])}" for w in cycle]
         return "deadlock: " + ", ".join(parts) + f", which waits for warp {cycle[0]}", (

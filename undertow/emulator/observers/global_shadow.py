@@ -148,12 +148,10 @@ class GlobalShadow:
             columns = watch.order.records.column[numbers * (ctas == agent.cta)]
             bad &= ~((ctas == agent.cta) & (columns + lanes == agent.threads))
         places = np.flatnonzero(bad)
-        same = (
-            len(places) > 0 and all(kinds) and bool((region.values[granules] == region.memory[granules])[places].all())
-        )
-        same = (
-            len(places) > 0 and all(kinds) and bool((region.values[granules] == region.memory[granules])[places].all())
-        )
+        if not len(places):
+            return
+        plain_writes = all(kinds) and not kind and not classes[places].any()
+        same = plain_writes and bool((region.values[granules] == region.memory[granules])[places].all())
         for i in first_of_each(codes[places] & ~63, places):
             early_end = False
             if kind and classes[i]:

@@ -103,7 +103,9 @@ class Verdict:
         earlier = self.names.access(
             order, conflict.earlier, conflict.earlier_lane, _verb(conflict.earlier_writes), buffers[0]
         )
-        later = self.names.access(order, conflict.later, conflict.later_lane, _verb(conflict.later_writes), buffers[1])
+        frees = self._opcode(order, conflict.later).startswith("tcgen05.dealloc")
+        verb = "frees" if frees else _verb(conflict.later_writes)
+        later = self.names.access(order, conflict.later, conflict.later_lane, verb, buffers[1])
         operation: Issued | None = order.records.operations.get(conflict.earlier)
         missing = _ALERTS.get(rule) or (_WAITS[operation.engine] if operation else "")
         if alias:
