@@ -44,7 +44,8 @@ struct Wait {
     uint64_t subject = 0;     // address, id or count, for the label
     int64_t argument = 0;     // parity, phase, generation or limit of open groups
     bool by_parity = false;
-    std::vector<std::pair<uint64_t, int64_t>> others;  // more (subject, argument); any is enough (mbarrier) or all needed
+    // More (subject, argument), where lanes differ: one of these mbarriers is enough, all of these threads are needed.
+    std::vector<std::pair<uint64_t, int64_t>> others;
     bool can_expire = false;  // try_wait may come back false when nothing else can happen ...
     bool expired = false;     // ... which this tells it
 };
@@ -73,7 +74,7 @@ struct NamedBarrier {
 
 enum class Engine : int { tensor, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
 
-// Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there and completes now.
+// Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there earlier.
 struct Place {
     int cta = -1, warp = -1, code = -1;
     uint32_t mask = 0;
@@ -253,8 +254,8 @@ extern const int num_lane_handlers;
 
 // Runs a CTA to its end, or returns false when it only polls. Throws Fault; `cta.at` then says where.
 bool run_cta(Cta& cta);
-// `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait for
-// each other; done only when nothing else can run.
+// `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait
+// for each other; done only when nothing else can run.
 void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake = false);
 bool is_ready(Cta& cta, Warp& warp, const Wait& wait);
 void complete_barrier(Cta& cta, NamedBarrier& barrier);

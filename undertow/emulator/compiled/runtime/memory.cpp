@@ -18,8 +18,9 @@ Buffer& GlobalMemory::find(uint64_t address, uint64_t size) const {
     if (below && address + size <= below->end) return *below;
     const Buffer* above = next == buffers.end() ? nullptr : next->get();
     const auto refuse = [&](const Buffer& nearest, const char* what, uint64_t distance, const char* side) {
-        fail(FaultKind::memory, "%llu bytes at %#llx are outside %s [%#llx, %#llx): they %s %llu bytes %s it", ull(size),
-             ull(address), nearest.label.c_str(), ull(nearest.base), ull(nearest.end), what, ull(distance), side);
+        fail(FaultKind::memory, "%llu bytes at %#llx are outside %s [%#llx, %#llx): they %s %llu bytes %s it",
+             ull(size), ull(address), nearest.label.c_str(), ull(nearest.base), ull(nearest.end), what,
+             ull(distance), side);
     };
     if (above && (!below || above->base - address < address - below->end)) {
         refuse(*above, "begin", above->base - address, "before");
@@ -43,8 +44,8 @@ void Mbarrier::arrive(int64_t arrivals, bool drop) {
 void Mbarrier::expect(int64_t num_bytes) {
     tx += num_bytes;
     if (std::abs(tx) > kMaxCount) {
-        fail(FaultKind::protocol, Rule{"mbarrier-bytes"}, "transaction count of mbarrier %#llx leaves its range: %lld bytes", ull(address),
-             (long long)tx);
+        fail(FaultKind::protocol, Rule{"mbarrier-bytes"},
+             "transaction count of mbarrier %#llx leaves its range: %lld bytes", ull(address), (long long)tx);
     }
 }
 
@@ -93,8 +94,9 @@ void SharedMemory::check_range(uint64_t address, uint64_t num_bytes) const {
 
 void SharedMemory::init_mbarrier(uint64_t address, int64_t count) {
     if (count < 1 || count > kMaxCount) {
-        fail(FaultKind::protocol, Rule{"mbarrier-count"}, "mbarrier.init at %#llx with count %lld; allowed are 1 to %lld", ull(address),
-             (long long)count, (long long)kMaxCount);
+        fail(FaultKind::protocol, Rule{"mbarrier-count"},
+             "mbarrier.init at %#llx with count %lld; allowed are 1 to %lld", ull(address), (long long)count,
+             (long long)kMaxCount);
     }
     if (address % 8) fail(FaultKind::memory, "mbarrier at %#llx is not aligned to 8 bytes", ull(address));
     if (address / 8 < cell_of_word_.size() && cell_of_word_[address / 8] >= 0) {
@@ -176,8 +178,8 @@ void TensorMemory::check(int64_t first, int64_t num_columns, const char* what) c
     for (const auto& [start, size] : allocations) {
         if (start <= first && first + num_columns <= start + size) return;
     }
-    fail(FaultKind::memory, kLifetime, "%s of TMEM columns %lld..%lld outside live allocations: %s", what, (long long)first,
-         (long long)(first + num_columns - 1), describe().c_str());
+    fail(FaultKind::memory, kLifetime, "%s of TMEM columns %lld..%lld outside live allocations: %s", what,
+         (long long)first, (long long)(first + num_columns - 1), describe().c_str());
 }
 
 std::string TensorMemory::describe() const {
