@@ -1,0 +1,125 @@
+"""A kernel of two warps with synchronisations that are needed, and some that are not, each of a known category."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from undertow.cases import Kernel
+from undertow.emulator import Launch, Pointer
+from undertow.launch_file import FileLabels
+
+ROUNDS = 3
+
+HANDOVER = """\
+.version 8.8
+.target sm_100a
+.address_size 64
+.extern .shared .align 16 .b8 smem[];
+.visible .entry handover(.param .u64 y)
+.reqntid 64
+{
+    .reg .pred %p<4>;
+    .reg .b32 %r<12>;
+    .reg .b64 %rd<6>;
+    mov.u32 %r1, %tid.x;
+    and.b32 %r2, %r1, 31;
+    shl.b32 %r3, %r2, 2;
+    mov.u32 %r4, smem;
+    add.s32 %r4, %r4, 16;
+    add.s32 %r5, %r4, %r3;
+    mov.b32 %r6, 0;
+    setp.ne.s32 %p1, %r1, 0;
+    @%p1 bra INITIALISED;
+    mbarrier.init.shared.b64 [smem], 32;
+    mbarrier.init.shared.b64 [smem+8], 32;
+INITIALISED:
+    bar.sync 0;
+    setp.gt.u32 %p2, %r1, 31;
+    @%p2 bra CONSUMER;
+FIRST:
+    mbarrier.try_wait.parity.shared.b64 %p3, [smem+8], 1;
+    @!%p3 bra FIRST;
+PRODUCE:
+    xor.b32 %r7, %r6, 1;
+    and.b32 %r7, %r7, 1;
+EMPTY:
+    mbarrier.try_wait.parity.shared.b64 %p3, [smem+8], %r7;
+    @!%p3 bra EMPTY;
+    mad.lo.s32 %r8, %r6, 100, %r2;
+    st.shared.b32 [%r5], %r8;
+    fence.proxy.async.shared::cta;
+    mbarrier.arrive.shared.b64 %rd1, [smem];
+    add.s32 %r6, %r6, 1;
+    setp.lt.s32 %p1, %r6, 3;
+    @%p1 bra PRODUCE;
+    bra END;
+CONSUMER:
+    ld.param.u64 %rd2, [y];
+    mul.wide.u32 %rd3, %r3, 1;
+    add.s64 %rd2, %rd2, %rd3;
+    sub.s32 %r9, 124, %r3;
+    add.s32 %r9, %r4, %r9;
+CONSUME:
+    and.b32 %r7, %r6, 1;
+FULL:
+    mbarrier.try_wait.parity.shared.b64 %p3, [smem], %r7;
+    @!%p3 bra FULL;
+    ld.shared.b32 %r10, [%r9];
+    mbarrier.arrive.shared.b64 _, [smem+8];
+    st.global.b32 [%rd2], %r10;
+    add.s64 %rd2, %rd2, 128;
+    add.s32 %r6, %r6, 1;
+    setp.lt.s32 %p1, %r6, 3;
+    @%p1 bra CONSUME;
+END:
+    bar.sync 1, 64;
+    ret;
+}
+"""
+
+SURVIVORS = """\
+[[survivor]]
+role = "producer"
+function = ""
+kind = "wait"
+form = "mbarrier.try_wait.parity.shared.b64"
+about = "empty"
+place = "before"
+category = "first-pass"
+because = "A fresh barrier passes parity 1, so the wait for the first round never blocks."
+
+[[survivor]]
+role = "producer"
+function = ""
+kind = "proxy-fence"
+form = "fence.proxy.async.shared::cta"
+about = "before full"
+place = "in"
+category = "redundant"
+because = "Only ordinary loads read the tile; no engine does, so there is no second proxy."
+
+[[survivor]]
+role = "all"
+function = ""
+kind = "barrier"
+form = "bar.sync"
+about = "end"
+place = "after"
+category = "tail"
+because = "Both warps exit right behind it and touch nothing that the other one reads."
+"""
+
+LABELS = FileLabels(
+    {"producer": [0], "consumer": [1]}, {"full": [0, 8], "empty": [8, 8], "tile": [16, 128]}, {"end": 1}
+)
+
+
+def handover(text: str = HANDOVER) -> Kernel:
+    """The kernel with a result that nobody has written yet."""
+    y = np.full((ROUNDS, 32), -1, np.int32)
+    return Kernel("handover", text, Launch((1,), (64,), (Pointer(y, name="y"),), dynamic_smem=144, labels=LABELS))
+
+
+def expected() -> np.ndarray:
+    """What the consumer reads: lane 31 - i of every round."""
+    return (100 * np.arange(ROUNDS)[:, None] + np.arange(31, -1, -1)).astype(np.int32)
