@@ -18,8 +18,9 @@ OURS = "undertow"
 ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "plan": (set(), set()),
     "ptx": (set(), set()),
-    "emulator": ({"ptx", "plan"}, {"numpy"}),
-    "kernels": ({"plan"}, {"torch", "cutlass", "cuda"}),
+    "cache": (set(), set()),
+    "emulator": ({"cache", "ptx", "plan"}, {"numpy"}),
+    "kernels": ({"cache", "plan"}, {"torch", "cutlass", "cuda"}),
     "reference": (set(), {"torch"}),
     "tolerance": ({"reference"}, {"torch"}),
     "inputs": ({"reference"}, {"torch", "safetensors"}),

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from undertow.cache import CacheError, cache_folder
+
 from ..errors import EmulatorError
 from . import generate
 
@@ -62,19 +64,6 @@ def num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def cache_folder() -> Path:
-    """Return the folder of built libraries: $UNDERTOW_CACHE_DIR, else ~/.cache/undertow, else a temporary one."""
-    chosen = os.environ.get("UNDERTOW_CACHE_DIR")
-    candidates = [Path(chosen)] if chosen else [Path("~/.cache/undertow").expanduser()]
-    candidates.append(Path(tempfile.gettempdir()) / f"undertow-{os.getuid()}")
-    for candidate in candidates:
-        with contextlib.suppress(OSError):
-            candidate.mkdir(parents=True, exist_ok=True)
-            if os.access(candidate, os.W_OK):
-                return candidate
-    raise CompilerMissing(f"no writable cache folder among {[str(c) for c in candidates]}: set UNDERTOW_CACHE_DIR")
-
-
 def sources() -> dict[str, str]:
     """Return all C++ sources by file name, headers and generated units included."""
     found = {path.name: path.read_text() for path in sorted(RUNTIME.iterdir()) if path.suffix in (".cpp", ".hpp")}
@@ -96,7 +85,10 @@ def library() -> Path:
     """
     compiler = find_compiler()
     files = sources()
-    folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
+    try:
+        folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
+    except CacheError as error:
+        raise CompilerMissing(str(error)) from error
     if not (folder / LIBRARY).exists():
         with _one_builder(folder):
             if not (folder / LIBRARY).exists():

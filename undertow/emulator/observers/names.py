@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from undertow.plan.description import NumberLabels
+
 from .base import Access
 
 ENGINES = {
@@ -15,32 +17,12 @@ ENGINES = {
 _SEARCH = 64
 
 
-class PlainLabels:
-    """Labels where no plan is known: plain numbers."""
-
-    def role(self, warp: int) -> str:
-        """Name of a warp's role."""
-        return f"warp {warp}"
-
-    def smem(self, offset: int) -> str:
-        """Name of a byte of dynamic shared memory."""
-        return f"smem+{offset:#x}"
-
-    def tmem(self, column: int) -> str:
-        """Name of a TMEM column."""
-        return f"column {column}"
-
-    def barrier_id(self, identifier: int) -> str:
-        """Name of a named barrier."""
-        return f"barrier {identifier}"
-
-
 class Names:
     """Names of one launch. plan: where given, TMEM accesses are named by what their role does (P, not S/P)."""
 
     def __init__(self, program: Any, launch: Any, labels: Any = None, plan: Any = None):
         self.program = program
-        self.labels = labels or getattr(launch, "labels", None) or PlainLabels()
+        self.labels = labels or getattr(launch, "labels", None) or NumberLabels()
         self.memory: Any = None
         self.plan = plan or getattr(self.labels, "plan", None)
 
