@@ -24,3 +24,11 @@ def test_a_warpgroup_changes_its_registers_together():
     alone = "    setp.ne.u32 %p1, %warp, 2;\n    @%p1 bra $END;\n    setmaxnreg.dec.sync.aligned.u32 40;\n$END:\n"
     assert watch(alone, warps=4).always == {"register-pool"}
     assert watch("    setmaxnreg.dec.sync.aligned.u32 40;\n", warps=4).rules == set()
+
+
+def test_different_requests_within_a_warpgroup_are_advice():
+    split = (
+        "    setp.gt.u32 %p1, %warp, 1;\n    @%p1 bra $MORE;\n    setmaxnreg.dec.sync.aligned.u32 40;\n    bra $END;\n"
+    )
+    found = watch(split + "$MORE:\n    setmaxnreg.dec.sync.aligned.u32 24;\n$END:\n", warps=4)
+    assert (found.rules, found.advice) == (set(), {"register-pool"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from undertow.plan.description import NumberLabels
@@ -14,7 +15,7 @@ ENGINES = {
 }  # fmt: skip
 
 
-_SEARCH = 64
+_SEARCH = 200
 
 
 class Names:
@@ -53,21 +54,20 @@ class Names:
             return "a barrier of both warps"
         return f"named barrier {min(fitting, key=lambda b: len(b.roles)).name}"
 
-    def source(self, index: int) -> str:
+    def source(self, index: int, role: str = "") -> str:
         """Source line of an instruction.
 
         Compilers give code that a library call emits the place of the whole function (column 0); then the next line
-        that is known better follows.
+        that is known better follows, one in a file called like the role if there is one nearby.
         """
         code = self.program.code
         span = code[index].instruction.source
         if span is None or span.column:
             return str(span or "")
-        for decoded in code[index + 1 : index + 1 + _SEARCH]:
-            following = decoded.instruction.source
-            if following is not None and following.column:
-                return f"{span}, before {following}"
-        return str(span)
+        following = [d.instruction.source for d in code[index + 1 : index + 1 + _SEARCH]]
+        better = [s for s in following if s is not None and s.column]
+        of_role = [s for s in better if PurePath(s.file).stem == role]
+        return f"{span}, before {(of_role or better)[0]}" if better else str(span)
 
     def region(self, role: str, engine: str, writes: bool, column: int, details: dict | None = None) -> str | None:
         """The plan's TMEM region that such an access of a column means, if the plan leaves no doubt."""
@@ -104,7 +104,8 @@ class Names:
         operation = records.operations.get(number)
         warp = operation.thread // 32 if operation else int(records.column[number]) // 32
         engine = ENGINES[operation.engine] if operation else ""
+        role = self.role(warp)
         return Access(
-            self.role(warp), warp, None if operation or lane > 31 else lane, engine, verb, buffer,
-            int(records.turn[number]), instruction.line, self.source(instruction.index), order.position,
+            role, warp, None if operation or lane > 31 else lane, engine, verb, buffer, int(records.turn[number]),
+            instruction.line, self.source(instruction.index, role), order.position,
         )  # fmt: skip

@@ -117,9 +117,8 @@ class Race:
 
     def _finished(self, event) -> None:
         watch = self._watches[id(event.cta)]
-        for (kind, thread), (reads, _) in watch.sync.unfinished_stores():
-            if kind == "bulk":
-                self.verdict.exit_while_read(watch.order, reads, thread)
+        for thread, reads, committed in watch.sync.unfinished_stores():
+            self.verdict.exit_while_read(watch.order, reads, thread, committed)
 
     # Memory
 

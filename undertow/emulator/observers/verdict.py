@@ -157,10 +157,11 @@ class Verdict:
             Finding(rule, message, str(accesses[1]), str(accesses[0]), _hint(rule), missing, accesses, 1, severity),
         )
 
-    def exit_while_read(self, order: Order, number: int, thread: int) -> None:
+    def exit_while_read(self, order: Order, number: int, thread: int, committed: bool) -> None:
         """A CTA ends although a bulk store may still read its shared memory.
 
-        Advice: the ISA does not say that the hardware holds the memory back until then, nor that it does not.
+        POLICY: advice where the store was never committed to a group, so that nobody meant to wait. The ISA does not
+        say whether the hardware holds the memory back; flash-attn-4 ends like that.
         """
         instruction = int(order.records.instruction[number])
         if self.ledger.has("global-order", instruction, -1):
@@ -171,7 +172,17 @@ class Verdict:
         hint = "shared memory of a finished CTA is given to the next one"
         self.ledger.add(
             ("global-order", instruction, -1),
-            Finding("global-order", message, str(access), "", hint, missing, (access,), severity="advice"),
+            Finding(
+                "global-order",
+                message,
+                str(access),
+                "",
+                hint,
+                missing,
+                (access,),
+                1,
+                "error" if committed else "advice",
+            ),
         )
 
     def mbarrier_init(self, order: Order, event: Any, number: int, kind: str) -> None:
