@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from undertow import emulator
+from undertow import emulator, ptx
 from undertow.cases import Kernel, fresh, setting_name
 from undertow.check import check
 from undertow.emulator.observers import Coverage
+from undertow.emulator.semantics.table import Decoded
+from undertow.hazard_figure import Footprint, hazard_figure
 from undertow.mutate.sites import sites
 from undertow.pool import each
 
@@ -34,11 +36,12 @@ class Ran:
 
 @dataclass
 class Found:
-    """One finding, and the settings under which it came up."""
+    """One finding, first met under `options`, and all settings under which it came up."""
 
     case: str
     kernel: str
     finding: emulator.Finding
+    options: emulator.Options
     settings: list[str]
 
 
@@ -79,7 +82,7 @@ class Runner:
         ran = []
         for kernel in fresh(self.cases[case]):
             coverage = Coverage()
-            program = _program(kernel.ptx, kernel.launch.kernel)
+            program = _program(kernel.name, kernel.ptx, kernel.launch.kernel)
             checked = check(program, kernel.launch, options, strict=self.strict, also=[coverage])
             sides = frozenset((index, side) for index, ways in coverage.branches.items() for side in ways)
             ran.append(Ran(kernel.name, checked.findings, Executed(frozenset(coverage.lines), sides)))
@@ -110,10 +113,12 @@ def campaign(
             executed.setdefault((case, run.kernel), []).append(run.executed)
             for finding in run.findings:
                 key = (case, run.kernel, finding.rule, _place(finding))
-                entry = found.setdefault(key, Found(case, run.kernel, finding, []))
+                entry = found.setdefault(key, Found(case, run.kernel, finding, options, []))
                 entry.settings.append(setting_name(options))
         step(f"{done} of {len(tasks)} runs done, {len(found)} findings")
-    programs = {(case, k.name): _program(k.ptx, k.launch.kernel) for case, kernels in cases.items() for k in kernels}
+    programs = {
+        (case, k.name): _program(k.name, k.ptx, k.launch.kernel) for case, kernels in cases.items() for k in kernels
+    }
     return Campaign(
         list(found.values()),
         len(tasks),
@@ -123,9 +128,23 @@ def campaign(
     )
 
 
+def picture(cases: Mapping[str, tuple[Kernel, ...]], found: Found) -> str:
+    """SVG of a finding in tensor memory; its case is run once more, to see what the two instructions touch.
+
+    Raises: ValueError if the finding is not about two warps in tensor memory.
+    """
+    for kernel in fresh(cases[found.case]):
+        footprint = Footprint()
+        program = _program(kernel.name, kernel.ptx, kernel.launch.kernel)
+        check(program, kernel.launch, found.options, also=[footprint])
+        if kernel.name == found.kernel:
+            return hazard_figure(found.finding, footprint)
+    raise AssertionError("the finding is of a kernel of its case")
+
+
 @functools.lru_cache(maxsize=32)
-def _program(ptx: str, entry: str | None) -> emulator.Program:
-    return emulator.load_program(ptx, entry)
+def _program(name: str, text: str, entry: str | None) -> emulator.Program:
+    return emulator.load_program(ptx.parse_module(text, name), entry)
 
 
 def _place(finding: emulator.Finding) -> tuple:
@@ -146,7 +165,7 @@ def _coverage(
         for decoded in program.code:
             ran = decoded.index in lines
             forms[decoded.row.syntax] = forms.get(decoded.row.syntax, False) or ran
-            if decoded.instruction.opcode == "bra" and decoded.guard is not None:
+            if _decides(program, decoded):
                 branches[_where(key, program, decoded.index)] = {s for index, s in sides if index == decoded.index}
         for site in sites(program):
             syncs[f"{site.form}, {_where(key, program, site.index)}"] = site.index in lines
@@ -156,6 +175,15 @@ def _coverage(
         "branches": Covered(len(branches) - len(one_way), len(branches), one_way),
         "synchronisations": _covered(syncs),
     }
+
+
+def _decides(program: emulator.Program, decoded: Decoded) -> bool:
+    """Whether a branch can go both ways; the loop around a wait goes on as soon as the machine lets it."""
+    if decoded.instruction.opcode != "bra" or decoded.guard is None:
+        return False
+    before = program.code[max(decoded.index - 1, 0)]
+    waits = before.row.blocking and any(o.operand == decoded.guard.register for o in before.destinations)
+    return not waits
 
 
 def _covered(ran: Mapping[str, bool]) -> Covered:

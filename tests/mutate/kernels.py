@@ -107,7 +107,91 @@ about = "end"
 place = "after"
 category = "tail"
 because = "Both warps exit right behind it and touch nothing that the other one reads."
+
+[[survivor]]
+role = "all"
+function = ""
+kind = "narrowed"
+form = "bar.sync"
+about = "end"
+place = "after"
+category = "tail"
+because = "Both warps exit right behind it, joined lanes or not."
 """
+
+LAUNCH = """\
+grid = [1]
+block = [64]
+dynamic_smem = 144
+[arrays.y]
+dtype = "s32"
+shape = [3, 32]
+fill = -1
+[[params]]
+kind = "pointer"
+array = "y"
+[roles]
+producer = [0]
+consumer = [1]
+[smem]
+full = [0, 8]
+empty = [8, 8]
+tile = [16, 128]
+[barriers]
+end = 1
+"""
+
+MEET_APART = HANDOVER.replace("    bra END;\nCONSUMER", "    bar.sync 1, 64;\n    bra END;\nCONSUMER").replace(
+    "END:\n    bar.sync 1, 64;", "    bar.sync 1, 64;\nEND:"
+)
+"""The same, but each warp has the last barrier in its own code."""
+
+SAME_LANES = """\
+.version 8.8
+.target sm_100a
+.address_size 64
+.extern .shared .align 16 .b8 smem[];
+.visible .entry same_lanes()
+.reqntid 160
+{
+    .reg .pred %p<3>;
+    .reg .b32 %r<8>;
+    mov.u32 %r1, %tid.x;
+    shr.u32 %r2, %r1, 5;
+    setp.ne.u32 %p1, %r2, 0;
+    setp.ne.u32 %p2, %r2, 4;
+    mov.u32 %r3, smem;
+    @%p1 bra ALLOCATED;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r3], 32;
+ALLOCATED:
+    bar.sync 0;
+    ld.shared.b32 %r4, [%r3];
+    @%p1 bra LATER;
+    tcgen05.st.sync.aligned.32x32b.x2.b32 [%r4], {%r1, %r1};
+    tcgen05.wait::st.sync.aligned;
+LATER:
+    bar.sync 0;
+    @%p1 bra STORE;
+    tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r5, %r6}, [%r4];
+    tcgen05.wait::ld.sync.aligned;
+    bra MEET;
+STORE:
+    @%p2 bra MEET;
+    add.s32 %r7, %r4, 1;
+    tcgen05.st.sync.aligned.32x32b.x2.b32 [%r7], {%r1, %r1};
+    tcgen05.wait::st.sync.aligned;
+MEET:
+    bar.sync 0;
+    @%p1 bra END;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r4, 32;
+    tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
+END:
+    ret;
+}
+"""
+"""Warp 4 stores to a column of tensor memory that warp 0, which has the same lanes, loads at the same time."""
+
+SAME_LANES_LAUNCH = "grid = [1]\nblock = [160]\ndynamic_smem = 16\n[roles]\nreader = [0]\nwriter = [4]\n"
 
 LABELS = FileLabels(
     {"producer": [0], "consumer": [1]}, {"full": [0, 8], "empty": [8, 8], "tile": [16, 128]}, {"end": 1}
@@ -123,3 +207,10 @@ def handover(text: str = HANDOVER) -> Kernel:
 def expected() -> np.ndarray:
     """What the consumer reads: lane 31 - i of every round."""
     return (100 * np.arange(ROUNDS)[:, None] + np.arange(31, -1, -1)).astype(np.int32)
+
+
+def without_the_wait_for_full() -> str:
+    """The consumer reads whatever is there."""
+    wait = "FULL:\n    mbarrier.try_wait.parity.shared.b64 %p3, [smem], %r7;\n    @!%p3 bra FULL;\n"
+    assert wait in HANDOVER
+    return HANDOVER.replace(wait, "")

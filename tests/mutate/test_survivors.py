@@ -72,4 +72,4 @@ def test_the_reasons_of_the_package_are_complete_and_speak_of_our_schedules():
 
 def test_the_reasons_of_the_tiny_kernel_are_read(tmp_path):
     reasons = read_reasons(written(tmp_path, SURVIVORS))
-    assert [reason.category for reason in reasons] == ["first-pass", "redundant", "tail"]
+    assert [reason.category for reason in reasons] == ["first-pass", "redundant", "tail", "tail"]

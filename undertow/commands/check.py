@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 
 from undertow import launch_file
-from undertow.campaign import Campaign, Covered, Found, campaign
+from undertow.campaign import Campaign, Covered, Found, campaign, picture
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
 from undertow.commands.targets import add_target, own_kernel, settings_of, shape_of
 from undertow.emulator import LaunchError, UnsupportedPtx
+from undertow.hazard_figure import sides
 from undertow.inputs import InputError
 from undertow.kernels.sm100.launch import LaunchInputError
 from undertow.kernels.sm100.plan import SCHEDULES, plan
@@ -28,7 +30,7 @@ Any other kernel: --ptx FILE --launch FILE. A launch description is
 
 {launch_file.FORMAT}"""
 BAD_INPUT = (CaseError, InputError, LaunchInputError, LaunchError, UnsupportedPtx, PtxSyntaxError)
-SHOWN = 20  # lines of what was not executed; --json has them all
+SHOWN = 10  # lines of what was not executed; --json has them all
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--schedule", action="append", choices=SCHEDULES, help="run only this one; may be repeated (default: all four)"
     )
     parser.add_argument("--strict", action="store_true", help="take the ISA by its letter, and give advice as well")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw the first finding about two warps in tensor memory, as SVG"
+    )
     add_target(parser, seeds=3)
 
 
@@ -47,7 +52,21 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """
     settings = settings_of(arguments)
     cases = _cases(arguments, progress)
-    return outcome(campaign(cases, settings, arguments.strict, arguments.jobs, progress.step))
+    done = campaign(cases, settings, arguments.strict, arguments.jobs, progress.step)
+    if arguments.picture:
+        _draw(Path(arguments.picture), cases, done)
+    return outcome(done)
+
+
+def _draw(path: Path, cases: dict[str, tuple[Kernel, ...]], done: Campaign) -> None:
+    drawable = next((found for found in done.findings if sides(found.finding)), None)
+    if drawable is None:
+        print("--picture: nothing was found about two warps in tensor memory, so there is nothing to draw")
+        return
+    try:
+        path.write_text(picture(cases, drawable), encoding="utf-8")
+    except OSError as error:
+        raise CaseError(f"--picture={path}: cannot be written: {error}") from error
 
 
 def _cases(arguments: argparse.Namespace, progress: Progress) -> dict[str, tuple[Kernel, ...]]:

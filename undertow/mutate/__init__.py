@@ -36,9 +36,9 @@ def mutate(
     """
     begin = time.perf_counter()
     step(f"running {kernel.name} unmutated")
+    judge = trial(kernel, settings)
     every = mutants(kernel)
     tried = [mutant for mutant in every if chosen(mutant)]
-    judge = trial(kernel, settings)
     verdicts: dict[int, Verdict] = {}
     step(f"0 of {len(tried)} mutants done")
     for position, verdict in each(judge, tried, jobs):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from undertow.cases import Kernel, fresh
-from undertow.emulator import Options, launch, load_program
+from undertow.emulator import Options, launch
 from undertow.mutate.profile import EVERYWHERE, Name, Profile, names
 from undertow.mutate.sites import Edit, Site, mutated, sites
 
@@ -31,7 +31,7 @@ def mutants(kernel: Kernel) -> list[Mutant]:
     Runs the kernel once, to see who executes what.
     Raises: EmulatorError if the unmutated kernel does something that is not legal.
     """
-    program, profile = load_program(kernel.ptx, kernel.launch.kernel), Profile()
+    program, profile = kernel.program(), Profile()
     found = sites(program)
     (own,) = fresh([kernel])
     launch(program, own.launch, Options(), [profile])

@@ -14,7 +14,7 @@ import numpy as np
 
 from undertow.cases import CaseError, Kernel, fresh, setting_name
 from undertow.check import check
-from undertow.emulator import Finding, Options, Program, load_program
+from undertow.emulator import Finding, Options, Program
 from undertow.mutate.mutants import Mutant
 
 REORDERED = 2.0**-20  # relative error that another order of fp32 sums may give
@@ -50,7 +50,7 @@ class Trial:
     tolerated: frozenset[str]
 
     def __call__(self, mutant: Mutant) -> Verdict:
-        program = load_program(mutant.of(self.kernel.ptx), self.kernel.launch.kernel)
+        program = self.kernel.program(mutant.of(self.kernel.ptx))
         for count, options in enumerate(self.settings, start=1):
             (own,) = fresh([self.kernel])
             checked = check(program, own.launch, options)
@@ -75,7 +75,7 @@ def trial(kernel: Kernel, settings: Sequence[Options]) -> Trial:
     Raises: CaseError if it is or does not: a mutant of it could not be judged.
     """
     expected: dict[str, np.ndarray] = {}
-    program = load_program(kernel.ptx, kernel.launch.kernel)
+    program = kernel.program()
     for options in settings:
         (own,) = fresh([kernel])
         checked = check(program, own.launch, options)
