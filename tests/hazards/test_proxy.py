@@ -77,3 +77,19 @@ def test_a_copy_over_what_was_only_read_needs_a_fence_in_strict_mode():
 def test_without_any_order_it_is_a_race_and_not_a_missing_fence():
     unordered = STORE + FENCE + BULK_STORE
     assert watch(unordered).rules <= {"race", "uninitialised-read"} and "race" in watch(unordered).rules
+
+
+def test_a_copy_from_global_memory_that_the_kernel_has_stored():
+    store = "    mul.wide.u32 %rd1, %thread, 4;\n    add.u64 %rd1, %rd1, %x;\n    st.global.u32 [%rd1], %thread;\n"
+    copy = role(0, elected(expect(0, 128) + bulk_load(0, 128, 0))) + wait(0, 0)
+    fence = "    fence.proxy.async;\n"
+    assert_twins(store + fence + init(1) + copy, store + init(1) + copy, "missing-proxy-fence")
+
+
+def test_an_element_wise_copy_that_an_engine_reads():
+    """cp.async writes through the generic proxy."""
+    copy = own_word() + "    mul.wide.u32 %rd1, %thread, 4;\n    add.u64 %rd1, %rd1, %x;\n"
+    copy += "    cp.async.ca.shared.global [%r60], [%rd1], 4;\n    cp.async.wait_all;\n"
+    assert_twins(
+        copy + FENCE + "    bar.sync 0;\n" + BULK_STORE, copy + "    bar.sync 0;\n" + BULK_STORE, "missing-proxy-fence"
+    )

@@ -253,7 +253,7 @@ class SharedShadow:
         unordered = (numbers >= clock[ORDER, columns]) & (codes != 0)
         if self.order.strict and issued.chain:
             unordered &= ~same_chain(self.order, numbers, issued.chain)
-        unfenced = (columns < self.order.num_threads) & (numbers >= clock[PROXY, columns]) & (codes != 0)
+        unfenced = self.order.generic[columns] & (numbers >= clock[PROXY, columns]) & (codes != 0)
         if generic or not unfenced.any():
             unfenced = unordered
         bad = np.flatnonzero(unordered | unfenced)

@@ -85,6 +85,7 @@ class Synchronisation:
         self.at_fence: list[Knowledge | None] = [None] * order.num_warps
         self.groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._open: dict[tuple[str, int], tuple[int, int]] = {}
+        self._no_knowledge = order.nothing()
 
     # mbarriers
 
@@ -243,8 +244,10 @@ class Synchronisation:
         return issued
 
     def completed(self, event) -> None:
-        """Forget an operation."""
-        self.operations.pop(event.operation, None)
+        """Forget an operation, and what its issuer knew."""
+        issued = self.operations.pop(event.operation, None)
+        if issued is not None:
+            issued.knowledge = self._no_knowledge
 
     def group(self, event) -> None:
         """commit_group or wait_group of one thread."""

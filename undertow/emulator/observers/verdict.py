@@ -126,10 +126,11 @@ class Verdict:
     def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, remark: str) -> None:
         """Two accesses of a global granule; earlier and later are (CTA, record, lane).
 
-        remark: "same value" if both write what is there already, "early end" if only the end of the first is unknown.
+        remark: "same value" if both write what is there already, "early end" if only the end of the first is unknown,
+        "proxy" if only the fence is missing.
         """
         first, second = self.orders[earlier[0]], self.orders[later[0]]
-        rule = "global-order"
+        rule = "missing-proxy-fence" if remark == "proxy" else "global-order"
         column = int(first.records.column[earlier[1]])
         if earlier[0] == later[0] and column < first.num_threads and not remark:
             same_warp = column // 32 == int(second.records.column[later[1]]) // 32
@@ -149,7 +150,7 @@ class Verdict:
         message = _sentence(*accesses)
         if remark == "early end":
             message = f"the signal between them does not cover the end of the first: {message}"
-        elif remark:
+        elif remark == "same value":
             message = f"both write the same value: {message}"
         severity = "advice" if remark == "same value" else "error"
         self.ledger.add(
