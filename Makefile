@@ -10,13 +10,13 @@ WORKERS ?= 2
 # one worker a core: torch need not start threads of its own beside them
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/pytest -q -n $(WORKERS)
 
-.PHONY: demo test style types size fast slow clean
+.PHONY: demo test style types size proofs fast clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/undertow verify
 
-test: style types size fast slow
+test: style types size proofs
 
 style: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
@@ -27,11 +27,11 @@ types: $(VENV)/.installed-dev
 size: $(VENV)/.installed-dev
 	$(VENV)/bin/python tools/size.py
 
+proofs: $(VENV)/.installed-dev
+	$(PYTEST) -m "not gpu"
+
 fast: $(VENV)/.installed-dev
 	$(PYTEST) -m "not slow and not gpu"
-
-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m "slow and not gpu"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, found " + sys.version.split()[0] + "; set PYTHON=/path/to/python")'

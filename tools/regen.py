@@ -9,11 +9,17 @@ A document holds a generated part between `<!-- generated: NAME -->` and `<!-- e
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from undertow.backward_case import main_case
+from undertow.campaign import campaign, picture
+from undertow.emulator import Options
+from undertow.hazard_figure import sides
+from undertow.inputs import Shape
 from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan import render_tables as tables
 from undertow.plan.render_schedule import schedule
@@ -25,10 +31,24 @@ SPLIT, ALIASED = plan("split"), plan("aliased")
 KERNEL_README = Path("undertow/kernels/sm100/README.md")
 DOCUMENTS = (Path("README.md"), Path("docs/sm100-tour.md"))
 
+
+@functools.cache  # the kernel is compiled and executed for it
+def hazard_found() -> str:
+    """What `undertow check` finds without the alias guard of P: a warp stores over what the next warpgroup loads."""
+    broken = ALIASED.without_guard("P")
+    cases = {broken.name: (main_case(broken, Shape(1, 2 * broken.tile_m, broken.tile_n, 1)),)}
+    for found in campaign(cases, [Options(schedule=0)]).errors:
+        pair = sides(found.finding)
+        if pair and pair[1].warp < pair[0].warp:
+            return picture(cases, found)
+    raise AssertionError("the hazard that the guard prevents is found")
+
+
 PICTURES: dict[str, Callable[[], str]] = {
     "tmem-maps": lambda: tmem_maps(PLANS),
     "hazard-p": lambda: hazard(ALIASED, "P", "S"),
     "hazard-ds": lambda: hazard(ALIASED, "dS", "dP"),
+    "hazard-found": hazard_found,
     **{f"schedule-{p.name}": lambda p=p: schedule(p) for p in PLANS},
 }
 

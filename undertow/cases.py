@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from undertow import emulator
+from undertow import emulator, ptx
 from undertow.plan.description import Launch, Pointer, Tensor, TensorMap
 
 COMPLETIONS = ("eager", "late", "seeded")
@@ -35,6 +35,14 @@ class Kernel:
             if isinstance(value, (Tensor, Pointer, TensorMap)):
                 held[value.name or f"params[{place}]"] = value.array
         return held
+
+    def program(self, mutated: str | None = None) -> emulator.Program:
+        """The kernel decoded, or a mutant of its text.
+
+        Raises: PtxSyntaxError, UnsupportedPtx, ValueError for an entry that is not there.
+        """
+        module = ptx.parse_module(self.ptx if mutated is None else mutated, self.name)
+        return emulator.load_program(module, self.launch.kernel)
 
 
 def fresh(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:

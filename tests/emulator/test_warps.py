@@ -34,10 +34,14 @@ def collect(body: str, block: int = 32, declarations: str = "", **keywords) -> l
         ("and.b32 %r2, %t, 1; match.any.sync.b32 %r1, %r2, -1;", [0x55555555, 0xAAAAAAAA] * 16),
         ("redux.sync.add.u32 %r1, %t, -1;", [496] * 32),
         ("redux.sync.max.s32 %r1, %t, -1;", [31] * 32),
-        ("cvt.rn.f32.u32 %f1, %t; neg.f32 %f1, %f1; redux.sync.min.f32 %f2, %f1, -1; cvt.rzi.s32.f32 %r1, %f2;",
-         [2**32 - 31] * 32),
-        ("cvt.rn.f32.u32 %f1, %t; neg.f32 %f1, %f1; redux.sync.max.abs.f32 %f2, %f1, -1; cvt.rzi.s32.f32 %r1, %f2;",
-         [31] * 32),
+        (
+            "cvt.rn.f32.u32 %f1, %t; neg.f32 %f1, %f1; redux.sync.min.f32 %f2, %f1, -1; cvt.rzi.s32.f32 %r1, %f2;",
+            [2**32 - 31] * 32,
+        ),
+        (
+            "cvt.rn.f32.u32 %f1, %t; neg.f32 %f1, %f1; redux.sync.max.abs.f32 %f2, %f1, -1; cvt.rzi.s32.f32 %r1, %f2;",
+            [31] * 32,
+        ),
         ("elect.sync %r1|%q1, -1; selp.u32 %r1, 7, %r1, %q1;", [7] + [0] * 31),
         ("mov.u32 %r1, %lanemask_lt;", [(1 << i) - 1 for i in range(32)]),
     ],
@@ -140,6 +144,20 @@ def test_producer_arrives_consumer_syncs():
     for schedule in ("fixed", 5, 6):
         got = collect(body, 64, ".shared .align 4 .u32 cell;", options=emu.Options(schedule=schedule))
         assert got == [0] * 32 + [9] * 32
+
+
+def test_collectives_under_a_guard_that_differs_between_warps():
+    body = """
+    mov.u32 %r1, 7; setp.ge.u32 %q1, %t, 32; setp.lt.u32 %q2, %t, 64;
+    @%q1 shfl.sync.idx.b32 %r1, %t, 3, 31, -1;
+    @!%q1 elect.sync %r2|%q3, -1;
+    @%q2 bar.sync 1, 64;
+    @%q1 bar.red.popc.u32 %r3, 2, 64, %q2;
+    @%q1 add.u32 %r1, %r1, %r3;
+    """
+    for schedule in ("fixed", 1, 2):
+        got = collect(body, 96, options=emu.Options(schedule=schedule))
+        assert got == [7] * 32 + [35 + 32] * 32 + [67 + 32] * 32
 
 
 def test_barrier_reductions():

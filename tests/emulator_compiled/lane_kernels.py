@@ -86,81 +86,89 @@ def kernel(row: Row, some: list[Variant]) -> tuple[str, int]:
 
     Sources come from the array `sources` (CHANNELS rows of THREADS 64-bit patterns per type), results go to `out`.
     """
-    operand_order = [(s.name, s.paired) for s in row.operands]
-    lines = [*map(str, PROLOGUE.splitlines())]
-    registers: list[str] = []
-    offset = 0
-    for number, variant in enumerate(some):
-        names: dict[str, str] = {}
-        for channel, (name, type_name) in enumerate(variant.sources.items()):
-            names[name] = _source(number, variant.mnemonic, name, type_name, channel, registers, lines)
+    writer = _Writer(row)
+    for variant in some:
+        writer.variant(variant)
+    return writer.text(), writer.offset
+
+
+class _Writer:
+    """Collects register declarations and instructions; `offset` is where the next result goes."""
+
+    def __init__(self, row: Row):
+        self.row = row
+        self.registers: list[str] = []
+        self.lines: list[str] = [*map(str, PROLOGUE.splitlines())]
+        self.offset = 0
+        self.number = 0
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " + text)
+
+    def variant(self, variant: Variant) -> None:
+        names = {n: self.source(variant, n, t, i) for i, (n, t) in enumerate(variant.sources.items())}
+        names.update({n: self.result(n, t) for n, t in variant.results.items()})
+        if ".cc" in variant.mnemonic or self.row.syntax.startswith(("addc", "subc", "madc")):
+            self.line("mul.lo.u32 %r1, %thread, 0x9e3779b9;")
+            self.line(f"add.u32 %r1, %r1, {self.number};")
+            self.line("add.cc.u32 %r1, %r1, %r1;")
+        operands = ""
+        for spec in self.row.operands:
+            operands += ("|" if spec.paired else ", " if operands else "") + names[spec.name]
+        self.line(f"{'@%guard ' if variant.guarded else ''}{variant.mnemonic} {operands};")
         for name, type_name in variant.results.items():
-            names[name] = f"%v{number}_{name}"
-            registers.append(f".reg .{register_type(type_name)} {names[name]};")
-            _clear(names[name], type_name, lines)
-        text = ""
-        for name, paired in operand_order:
-            text += ("|" if paired else ", " if text else "") + names[name]
-        lines += (
-            _carry_in(number) if ".cc" in variant.mnemonic or row.syntax.startswith(("addc", "subc", "madc")) else []
-        )
-        guard = "@%guard " if variant.guarded else ""
-        lines.append(f"    {guard}{variant.mnemonic} {text};")
-        for name, type_name in variant.results.items():
-            _store(names[name], type_name, offset, lines)
-            offset += 8 * THREADS
+            self.store(names[name], type_name)
         if ".cc" in variant.mnemonic:
-            lines += [
-                "    addc.u32 %r0, 0, 0;",
-                "    cvt.u64.u32 %wide, %r0;",
-                f"    st.global.b64 [%out+{offset}], %wide;",
-            ]
-            offset += 8 * THREADS
-    body = "\n".join(["    " + r for r in registers] + lines)
-    text = (
-        ".version 8.8\n.target sm_100a\n.address_size 64\n.visible .entry k(.param .u64 out, .param .u64 sources)\n{\n"
-        "    .reg .b64 %out, %sources, %at, %wide;\n    .reg .b32 %thread, %r0, %r1;\n    .reg .pred %guard;\n"
-        f"{body}\n    ret;\n}}\n"
-    )
-    return text, offset
+            self.line("addc.u32 %r0, 0, 0;")
+            self.line("cvt.u64.u32 %wide, %r0;")
+            self.store("%wide", "b64")
+        self.number += 1
 
+    def declare(self, name: str, type_name: str) -> str:
+        register = f"%v{self.number}_{name}"
+        self.registers.append(f"    .reg .{register_type(type_name)} {register};")
+        return register
 
-def _source(number, mnemonic: str, name: str, type_name: str, channel: int, registers, lines) -> str:
-    if name == "lut":
-        return str((number * 73 + 0x96) % 256)
-    if mnemonic.startswith("mapa") and name == "b":
-        return "0"  # the only rank in a cluster of one CTA
-    register = f"%v{number}_{name}"
-    registers.append(f".reg .{register_type(type_name)} {register};")
-    place = 8 * THREADS * (CHANNELS * list(SOURCES).index(_array(type_name)) + channel)
-    if type_name == "pred":
-        lines += [f"    ld.global.b32 %r1, [%sources+{place}];", f"    setp.lt.s32 {register}, %r1, 0;"]
-    else:
-        lines.append(f"    ld.global.{register_type(type_name)} {register}, [%sources+{place}];")
-    return register
+    def source(self, variant: Variant, name: str, type_name: str, channel: int) -> str:
+        if name == "lut":
+            return str((self.number * 73 + 0x96) % 256)
+        if variant.mnemonic.startswith("mapa") and name == "b":
+            return "0"  # the only rank in a cluster of one CTA
+        register = self.declare(name, type_name)
+        place = 8 * THREADS * (CHANNELS * list(SOURCES).index(_array(type_name)) + channel)
+        if type_name == "pred":
+            self.line(f"ld.global.b32 %r1, [%sources+{place}];")
+            self.line(f"setp.lt.s32 {register}, %r1, 0;")
+        else:
+            self.line(f"ld.global.{register_type(type_name)} {register}, [%sources+{place}];")
+        return register
 
+    def result(self, name: str, type_name: str) -> str:
+        """Declare a result and give it a value, which lanes with a false guard must keep."""
+        register = self.declare(name, type_name)
+        if type_name == "pred":
+            self.line(f"setp.eq.u32 {register}, %thread, 3;")
+        else:
+            self.line(f"mov.{register_type(type_name)} {register}, 0x1234;")
+        return register
 
-def _carry_in(number: int) -> list[str]:
-    return [
-        "    mul.lo.u32 %r1, %thread, 0x9e3779b9;",
-        f"    add.u32 %r1, %r1, {number};",
-        "    add.cc.u32 %r1, %r1, %r1;",
-    ]
+    def store(self, register: str, type_name: str) -> None:
+        kind = register_type(type_name)
+        if kind == "pred":
+            self.line(f"selp.b32 %r0, 1, 0, {register};")
+            self.line(f"st.global.b32 [%out+{self.offset}], %r0;")
+        else:
+            self.line(f"st.global.{kind} [%out+{self.offset}], {register};")
+        self.offset += 8 * THREADS
 
-
-def _clear(register: str, type_name: str, lines: list[str]) -> None:
-    if type_name == "pred":
-        lines.append(f"    setp.eq.u32 {register}, %thread, 3;")
-    else:
-        lines.append(f"    mov.{register_type(type_name)} {register}, 0x1234;")
-
-
-def _store(register: str, type_name: str, offset: int, lines: list[str]) -> None:
-    kind = register_type(type_name)
-    if kind == "pred":
-        lines += [f"    selp.b32 %r0, 1, 0, {register};", f"    st.global.b32 [%out+{offset}], %r0;"]
-    else:
-        lines.append(f"    st.global.{kind} [%out+{offset}], {register};")
+    def text(self) -> str:
+        body = "\n".join([*self.registers, *self.lines])
+        return (
+            ".version 8.8\n.target sm_100a\n.address_size 64\n"
+            ".visible .entry k(.param .u64 out, .param .u64 sources)\n{\n"
+            "    .reg .b64 %out, %sources, %at, %wide;\n    .reg .b32 %thread, %r0, %r1;\n    .reg .pred %guard;\n"
+            f"{body}\n    ret;\n}}\n"
+        )
 
 
 def _array(type_name: str) -> str:

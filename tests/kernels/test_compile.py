@@ -171,14 +171,6 @@ def test_a_configuration_without_a_stable_repr_is_refused():
         compile_kernel("scale", object(), lambda: (None, ()))
 
 
-def test_an_unwritable_cache_folder_is_passed_over(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("not a folder")
-    monkeypatch.setenv("UNDERTOW_CACHE_DIR", str(tmp_path / "file"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(compiling.tempfile, "tempdir", None)
-    assert compiling.cache_folder().parent == tmp_path
-
-
 def test_what_the_compiler_refuses_is_named():
     with pytest.raises(CompileError, match="compiling refused for sm_100a failed"):
         compile_small("refused")

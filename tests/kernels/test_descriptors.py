@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def test_compute_threads_store_ds_where_the_dq_gemm_reads_it(stage, warpgroup):
     """The role's own address arithmetic, with integers for registers: 8 elements of 16 bits per vector."""
     columns = list(PLAN.queries_of(stage, warpgroup))
     for row in range(PLAN.tile_n):
-        context = SimpleNamespace(
+        context: Any = SimpleNamespace(
             plan=PLAN, smem=SimpleNamespace(address=lambda region: 0), row=row, warpgroup=warpgroup
         )
         for index, address in enumerate(compute._sds_addresses(context, stage)):

@@ -83,6 +83,7 @@ class AsyncEngines:
         self.current = operation
         operation.run(operation)
         operation.done = True
+        operation.lanes.cta.progress += 1
         if self._completed:
             self._completed(AsyncCompleted(operation))
 

@@ -14,12 +14,13 @@ from .description import Resolved
 from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
 from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
 from .memory import ByteMemory
+from .numpy_backend.collectives import warp_by_warp
 from .numpy_backend.executor import Executor
 from .observers.base import Finding
 from .report import place, warp_reports
 from .scheduler import make_scheduler
 from .semantics import data_movement
-from .state import Cta, LaneSet
+from .state import Cta, LaneSet, Warp
 
 MAX_POLLS = 64
 """Fruitless polls after which a CTA counts as spinning."""
@@ -67,7 +68,10 @@ class Machine:
         if index not in self._handlers:
             decoded = self.program.code[index]
             assert decoded.row.make is not None
-            self._handlers[index] = decoded.row.make(decoded, self.bus)
+            handler = decoded.row.make(decoded, self.bus)
+            if decoded.guard and decoded.row.is_collective:
+                handler = warp_by_warp(decoded, handler)
+            self._handlers[index] = handler
         return self._handlers[index]
 
     def note(self, finding: Finding, index: int) -> None:
@@ -214,7 +218,7 @@ class Machine:
         expired_at = -1
         while True:
             engines.maybe_step()
-            ready = [w for w in cta.warps if w.groups and (not w.waits or executor.next_pc(w) is not None)]
+            ready = self._ready_warps(cta)
             if not ready:
                 if engines.pending:
                     self._step(cta)
@@ -256,6 +260,18 @@ class Machine:
             return True
         return False
 
+    def _ready_warps(self, cta: Cta) -> list[Warp]:
+        """Warps whose lanes furthest behind can go on."""
+        ready = []
+        for warp in cta.warps:
+            if not warp.groups or (warp.waits and warp.idle_at == cta.progress):
+                continue
+            if warp.waits and self.executor.next_pc(warp) is None:
+                warp.idle_at = cta.progress
+            else:
+                ready.append(warp)
+        return ready
+
     def _step(self, cta: Cta) -> None:
         """Complete one asynchronous operation; errors name where it was issued."""
         engines = cta.engines
@@ -272,6 +288,8 @@ class Machine:
         waits = [w for warp in cta.warps for w in warp.waits.values() if w.can_expire]
         for wait in waits:
             wait.expired = True
+        for warp in cta.warps:
+            warp.idle_at = -1
         return bool(waits)
 
     def _report_deadlock(self, ctas: list[Cta], fact: str) -> None:

@@ -30,6 +30,8 @@ class FixedScheduler:
             cohort = _neighbours(ready, first, first.number)
             self._cohort = {w.number for w in cohort}
             self._cursor = (cohort[-1].number + 1) % len(cta.warps)
+        if len(cohort) == 1:
+            return cohort[0], 1
         first = min(cohort, key=lambda w: min(w.groups))
         return first, len(_neighbours(cohort, first, first.number))
 

@@ -33,9 +33,13 @@ class Wait:
 
 
 class Warp:
-    """A warp: `groups` maps each program counter to the mask of lanes that sit there; lanes that exited are gone."""
+    """A warp: `groups` maps each program counter to the mask of lanes that sit there; lanes that exited are gone.
 
-    __slots__ = ("barrier_tokens", "groups", "members", "number", "waits")
+    idle_at: the CTA's progress count at which the warp was last seen to wait in vain; while that count stands still
+    there is no need to ask again.
+    """
+
+    __slots__ = ("barrier_tokens", "groups", "idle_at", "members", "number", "waits")
 
     def __init__(self, number: int, members: int):
         self.number = number
@@ -46,6 +50,7 @@ class Warp:
         """Back to the first instruction."""
         self.groups: dict[int, int] = {0: self.members}
         self.waits: dict[int, Wait] = {}
+        self.idle_at = -1
         self.barrier_tokens: dict[int, tuple[int, int]] = {}
 
     @property
@@ -191,10 +196,6 @@ class Cta:
     def finished(self) -> bool:
         """Whether every lane has exited."""
         return not any(w.groups for w in self.warps)
-
-    def live_threads(self) -> int:
-        """Threads that have not exited, in whole warps' counts."""
-        return sum(w.live_mask.bit_count() for w in self.warps)
 
     def gang(self, first: int, count: int) -> LaneSet:
         """Whole warps first .. first + count - 1."""

@@ -24,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from undertow.cache import cache_folder
+
 ARCH = "sm_100a"
 PACKAGE = Path(__file__).resolve().parent.parent
 _KEY_FOLDERS = ("kernels", "plan")  # a change of any source file in them invalidates every cached kernel
@@ -69,6 +71,7 @@ def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
             and its arguments (fake tensors). It may import the DSL: a cache hit does not.
     Raises:
         CompileError: the DSL or ptxas refuses the kernel, or `build` launches a number of kernels other than one.
+        CacheError: no folder can be written.
     """
     key = _key(name, config, build)
     folder = cache_folder() / f"{name}-{key[:24]}"
@@ -78,19 +81,6 @@ def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
             kernel = _compile(name, build)
         _store(folder, kernel, key)
     return kernel
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels: $UNDERTOW_CACHE_DIR, else ~/.cache/undertow, else a temporary one."""
-    chosen = os.environ.get("UNDERTOW_CACHE_DIR")
-    candidates = [Path(chosen)] if chosen else [Path("~/.cache/undertow").expanduser()]
-    candidates.append(Path(tempfile.gettempdir()) / f"undertow-{os.getuid()}")
-    for candidate in candidates:
-        with contextlib.suppress(OSError):
-            candidate.mkdir(parents=True, exist_ok=True)
-            if os.access(candidate, os.W_OK):
-                return candidate
-    raise CompileError(f"no writable cache folder among {[str(c) for c in candidates]}: set UNDERTOW_CACHE_DIR")
 
 
 def _key(name: str, config: object, build: Build) -> str:

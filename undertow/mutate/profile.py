@@ -12,10 +12,10 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from undertow import ptx
 from undertow.emulator import Finding, Launch, Program
@@ -30,6 +30,7 @@ from undertow.emulator.events import (
 from undertow.mutate.sites import Site
 
 SOURCES = Path(__file__).resolve().parents[2]  # where the relative paths of `.file` begin
+EVERYWHERE = "everywhere"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Name:
 
     role: who executes it (`all`, or roles joined by `+`). function: of the source, empty if unknown. about: the
     mbarrier without its stage, the named barrier, the TMEM regions, the copied buffers, or what is signalled next.
-    place: `before`, `in` or `after` the role's loop.
+    place: `before`, `in` or `after` the role's loop, or EVERYWHERE for a barrier that is taken away at all its sites.
     """
 
     role: str
@@ -50,15 +51,18 @@ class Name:
     ordinal: int = 1
 
     def __str__(self) -> str:
-        where = f" in {self.function}" if self.function else ""
+        where = self.place if self.place == EVERYWHERE else f"{self.place} the loop"
+        function = f", {self.function}" if self.function else ""
         number = f" #{self.ordinal}" if self.ordinal > 1 else ""
-        return f"{self.role}: {self.kind} {self.about or self.form} ({self.place} the loop{where}){number}"
+        return f"{self.role}: {self.kind} {self.about or self.form}{number} ({where}{function})"
 
 
 class Profile:
     """Observes who executes each synchronisation and what it is about."""
 
-    subscriptions = (InstructionExecuted, MbarrierOperation, BarrierOperation, TmemAccess, MemoryAccess, BulkGroup)
+    subscriptions: ClassVar[tuple[type, ...]] = (
+        InstructionExecuted, MbarrierOperation, BarrierOperation, TmemAccess, MemoryAccess, BulkGroup,
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.warps: dict[int, set[int]] = defaultdict(set)  # by instruction index
@@ -118,7 +122,7 @@ def names(program: Program, launch: Launch, profile: Profile, found: Sequence[Si
             _place(site.index, warps, loops, profile),
         )
         counts[name] += 1
-        result.append(Name(*[getattr(name, f) for f in Name.__dataclass_fields__][:-1], counts[name]))
+        result.append(replace(name, ordinal=counts[name]))
     return result
 
 

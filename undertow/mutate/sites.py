@@ -1,8 +1,9 @@
 """The synchronisations of a kernel, and the PTX that stands in a mutant where one of them stood.
 
 A mutant is a program of its own: a wait becomes a predicate that is true, so that its loop falls through; an arrival
-disappears, its state token becomes 0; an arrival that expects bytes loses the one or the other; everything else
-disappears. `setmaxnreg` moves registers and orders nothing, so it stays.
+disappears, its state token becomes 0; an arrival that expects bytes loses the one or the other; a named barrier
+disappears, and in a second mutant becomes a join of each warp's lanes; everything else disappears. `setmaxnreg` moves
+registers and orders nothing, so it stays.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ KINDS = {  # kind: what a mutant of this kind lacks
     "arrive": "an arrival at an mbarrier, by a warp or by tcgen05.commit",
     "expect": "the bytes that a phase of an mbarrier expects",
     "barrier": "a named barrier",
+    "narrowed": "a named barrier, of which only the join of each warp's own lanes is left",
     "warp-sync": "a join of a warp's lanes",
     "fence": "a fence within one proxy",
     "proxy-fence": "a fence between the generic and the async proxy",
@@ -80,6 +82,10 @@ def _no_token(statement: _Statement) -> list[str]:
     return [] if first == "_" or first.startswith("[") else [f"mov.b64 {first}, 0"]
 
 
+def _joined(_: _Statement) -> list[str]:
+    return ["bar.warp.sync -1"]
+
+
 def _expect_alone(statement: _Statement) -> list[str]:
     address, size = statement.operands[-2:]
     space = "shared::cluster" if ".shared::cluster" in statement.mnemonic else "shared::cta"
@@ -107,6 +113,7 @@ RULES: tuple[tuple[re.Pattern[str], str, Neutral], ...] = tuple(
         (r"tcgen05\.commit\b", "arrive", _nothing),
         (r"cp\.async\.mbarrier\.arrive\b", "arrive", _nothing),
         (r"(bar|barrier)(\.cta)?\.(sync|arrive)\b", "barrier", _nothing),
+        (r"(bar|barrier)(\.cta)?\.sync\b", "narrowed", _joined),
         (r"barrier\.cluster\.(arrive|wait)\b", "barrier", _nothing),
         (r"bar\.warp\.sync\b", "warp-sync", _nothing),
         (r"fence\.mbarrier_init\b", "init-fence", _nothing),

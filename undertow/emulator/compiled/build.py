@@ -8,14 +8,19 @@ atomic rename, so parallel processes never load half of one.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from undertow.cache import CacheError, cache_folder
 
 from ..errors import EmulatorError
 from . import generate
@@ -29,6 +34,12 @@ EXACT = "-ffp-contract=off"
 """Lane forms must round where PTX says; the MMA kernel states why contraction changes nothing there."""
 NUM_GENERATED = 4
 LIBRARY = "emulator.so"
+ALONE = "mma_kernel.cpp"
+"""Compiled by itself, because it has a flag of its own."""
+GATHERED = "runtime_"
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class CompilerMissing(EmulatorError):
@@ -48,23 +59,23 @@ def find_compiler() -> str:
     raise CompilerMissing(f"no C++ compiler: tried {chosen or 'g++, clang++, c++'}")
 
 
-def cache_folder() -> Path:
-    """Return the folder of built libraries: $UNDERTOW_CACHE_DIR, else ~/.cache/undertow, else a temporary one."""
-    chosen = os.environ.get("UNDERTOW_CACHE_DIR")
-    candidates = [Path(chosen)] if chosen else [Path("~/.cache/undertow").expanduser()]
-    candidates.append(Path(tempfile.gettempdir()) / f"undertow-{os.getuid()}")
-    for candidate in candidates:
-        with contextlib.suppress(OSError):
-            candidate.mkdir(parents=True, exist_ok=True)
-            if os.access(candidate, os.W_OK):
-                return candidate
-    raise CompilerMissing(f"no writable cache folder among {[str(c) for c in candidates]}: set UNDERTOW_CACHE_DIR")
+def num_processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def sources() -> dict[str, str]:
     """Return all C++ sources by file name, headers and generated units included."""
     found = {path.name: path.read_text() for path in sorted(RUNTIME.iterdir()) if path.suffix in (".cpp", ".hpp")}
-    return found | generate.translation_units(NUM_GENERATED)
+    return found | generate.translation_units(NUM_GENERATED) | _gathered(found)
+
+
+def _gathered(runtime: dict[str, str]) -> dict[str, str]:
+    """Gather the runtime's files in two units: most of their compile time is the standard headers they share."""
+    names = sorted((n for n in runtime if n.endswith(".cpp") and n != ALONE), key=lambda n: -len(runtime[n]))
+    return {
+        f"{GATHERED}{i}.cpp": "".join(f'#include "{name}"\n' for name in names[i::2]) for i in range(2)
+    }  # fmt: skip
 
 
 def library() -> Path:
@@ -74,10 +85,27 @@ def library() -> Path:
     """
     compiler = find_compiler()
     files = sources()
-    folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
+    try:
+        folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
+    except CacheError as error:
+        raise CompilerMissing(str(error)) from error
     if not (folder / LIBRARY).exists():
-        _build(compiler, files, folder)
+        with _one_builder(folder):
+            if not (folder / LIBRARY).exists():
+                _LOG.info("building the compiled back end, once per machine, into %s", folder)
+                _build(compiler, files, folder)
     return folder / LIBRARY
+
+
+@contextlib.contextmanager
+def _one_builder(folder: Path) -> Iterator[None]:
+    """Let one process build; others wait for it, and build only if it fails. Locks vanish with their process."""
+    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
 
 
 def _key(compiler: str, files: dict[str, str]) -> str:
@@ -102,8 +130,9 @@ def _build(compiler: str, files: dict[str, str], folder: Path) -> None:
     try:
         for name, text in files.items():
             (scratch / name).write_text(text)
-        units = sorted((n for n in files if n.endswith(".cpp")), key=lambda n: -len(files[n]))
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        units = [n for n in files if n.endswith(".cpp") and (n == ALONE or not (RUNTIME / n).exists())]
+        units.sort(key=lambda name: (not name.startswith(GATHERED), name))  # the largest first
+        with ThreadPoolExecutor(max_workers=num_processors()) as pool:
             list(pool.map(lambda unit: _compile(compiler, scratch, unit), units))
         objects = [f"{unit}.o" for unit in units]
         _run([compiler, "-shared", "-pthread", *objects, "-o", LIBRARY], scratch)
@@ -118,7 +147,7 @@ def _build(compiler: str, files: dict[str, str], folder: Path) -> None:
 
 def _compile(compiler: str, scratch: Path, unit: str) -> None:
     """Compile one unit; a compiler that stumbles over its vectoriser gets a second chance without it."""
-    contraction = "-ffp-contract=fast" if unit == "mma_kernel.cpp" else EXACT
+    contraction = "-ffp-contract=fast" if unit == ALONE else EXACT
     effort = "-O1" if unit.startswith("rare_") or unit == "lane_table.cpp" else "-O3"
     command = [compiler, *FLAGS, effort, contraction, "-c", unit, "-o", f"{unit}.o"]
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 import weakref
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ from ..description import Launch, Resolved, resolve
 from ..errors import Deadlock, EmulatorError, LaunchError, MemoryFault, ProtocolError, UnsupportedPtx
 from ..program import Program
 from ..report import place, warp_reports
+from ..semantics.mbarrier import parity_finding
 from ..state import FULL_MASK, Wait, Warp
 from ..tensor_map import TensorMapGeometry
 from . import library
+from .build import num_processors
 from .encode import Encoded, Encoder
 from .encode_machine import encode_machine
 from .form_parts import ATOMIC_TYPES
@@ -146,7 +147,7 @@ def _arguments(resolved: Resolved, options: Options, is_ordered: bool) -> tuple[
         options.completion if isinstance(options.completion, tuple) else (options.completion, 0)
     )
     is_random = options.schedule != "fixed"
-    threads = 1 if is_ordered else len(os.sched_getaffinity(0))
+    threads = 1 if is_ordered else num_processors()
     arguments = library.LaunchArguments(
         grid=resolved.grid, block=resolved.block, dynamic_smem=resolved.launch.dynamic_smem,
         shared_base=resolved.shared_base, shared_size=resolved.shared_size,
@@ -161,7 +162,10 @@ def _arguments(resolved: Resolved, options: Options, is_ordered: bool) -> tuple[
 
 def _map_arguments(offset: int, geometry: TensorMapGeometry) -> library.MapArguments:
     rank = len(geometry.dims)
-    padded = lambda values: (*values, *(1,) * (5 - len(values)))  # noqa: E731
+
+    def padded(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (*values, *(1,) * (5 - len(values)))
+
     reducible = geometry.dtype not in ("tf32", "u8", "u16")
     return library.MapArguments(
         place=offset, address=geometry.base, dims=padded(geometry.dims),
@@ -172,11 +176,9 @@ def _map_arguments(offset: int, geometry: TensorMapGeometry) -> library.MapArgum
 
 
 def _findings(program: Program, notes: np.ndarray) -> list:
-    from ..semantics.mbarrier import _parity_finding
-
     found = {}
     for index, parity in notes.tolist():
-        finding = _parity_finding(parity)
+        finding = parity_finding(parity)
         found.setdefault(
             index, type(finding)(finding.rule, finding.message, program.where(index), finding.other, finding.hint)
         )
@@ -194,7 +196,7 @@ def _error(resolved: Resolved, encoded: Encoded, outcome: library.Outcome) -> Em
         full=outcome.mask == FULL_MASK,
     )  # fmt: skip
     where = place(machine, lanes, int(encoded.instruction_of[outcome.code]))
-    return kind(fact).at(where + (", when it completed" if outcome.is_completion else ""))
+    return kind(fact, outcome.rule.decode()).at(where + (", when it completed" if outcome.is_completion else ""))
 
 
 def _deadlock(resolved: Resolved, encoded: Encoded, outcome, machine: Any, fact: str) -> EmulatorError:

@@ -65,7 +65,7 @@ class Outcome(Structure):
         ("executions", c_void_p), ("completions", c_void_p), ("instructions", c_int64), ("fault_kind", c_int32),
         ("cta", c_int32), ("warp", c_int32), ("code", c_int32), ("mask", c_uint32), ("is_completion", c_int32),
         ("num_blocked", c_int32), ("num_notes", c_int32), ("blocked", POINTER(Blocked)), ("max_blocked", c_int32),
-        ("max_notes", c_int32), ("notes", c_void_p), ("fact", c_char * 1024),
+        ("max_notes", c_int32), ("notes", c_void_p), ("rule", c_char * 48), ("fact", c_char * 1024),
     ]  # fmt: skip
 
 

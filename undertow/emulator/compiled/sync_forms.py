@@ -49,6 +49,12 @@ def _redux(encoder: Encoder, decoded: Decoded) -> Fields:
     return fields
 
 
+def _redux_float(encoder: Encoder, decoded: Decoded) -> Fields:
+    fields = with_modifier("redux_float", "a members", "d", "op", "min max")(encoder, decoded)
+    fields.aux.update({1: int(decoded.mods["abs"]), 2: int(decoded.mods["NaN"])})
+    return fields
+
+
 def _match(is_all: int) -> Form:
     def build(encoder: Encoder, decoded: Decoded) -> Fields:
         fields = simple("match", "a members", "d e")(encoder, decoded)
@@ -71,7 +77,7 @@ FORMS: dict[str, Form] = {
     "elect.sync": simple("elect", "members", "d e"),
     "vote.sync.pred": with_modifier("vote", "a members", "d", "mode", "all any uni"),
     "vote.sync.ballot.b32": simple("vote_ballot", "a members", "d"),
-    "match.any.sync": _match(0), "match.all.sync": _match(1), "redux.sync": _redux,
+    "match.any.sync": _match(0), "match.all.sync": _match(1), "redux.sync": _redux, "redux.sync.f32": _redux_float,
     "activemask.b32": simple("activemask", "", "d"), "bar.warp.sync": simple("bar_warp_sync", "members"),
     "mbarrier.init.b64": _mbarrier("mbarrier_init", "count"), "mbarrier.inval.b64": _mbarrier("mbarrier_inval"),
     "mbarrier.expect_tx.b64": _mbarrier("mbarrier_tx", "count", completes=0),

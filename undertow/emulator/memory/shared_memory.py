@@ -73,11 +73,13 @@ class SharedMemory(ByteMemory):
         self.cells: dict[int, Mbarrier] = {}
         self._cell_words = np.zeros(padded // 8, bool)
         self._cell_range = (1 << 62, 0)
+        self._ended: set[int] = set()
 
     def reset(self) -> None:
         """Forget everything: poison all bytes, drop all barriers."""
         self.data.fill(POISON)
         self.cells.clear()
+        self._ended.clear()
         self._cell_words[:] = False
         self._cell_range = (1 << 62, 0)
 
@@ -132,6 +134,7 @@ class SharedMemory(ByteMemory):
         """End an mbarrier; its bytes are ordinary (and poison) again."""
         self.mbarrier(address)
         del self.cells[address]
+        self._ended.add(address)
         self._cell_words[address >> 3] = False
         self.data[address : address + 8] = POISON
 
@@ -143,7 +146,8 @@ class SharedMemory(ByteMemory):
         cell = self.cells.get(address)
         if cell is None:
             raise ProtocolError(
-                f"no initialised mbarrier at {address:#x}; live ones: {self._list_cells()}", "mbarrier-not-initialised"
+                f"no initialised mbarrier at {address:#x}; live ones: {self._list_cells()}",
+                "mbarrier-reinitialised" if address in self._ended else "race",
             )
         return cell
 

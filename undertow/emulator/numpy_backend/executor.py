@@ -282,3 +282,4 @@ class Executor:
             if lanes.full:
                 warp.groups = {pc: FULL_MASK}
             warp.waits[pc] = wait
+            warp.idle_at = -1

@@ -17,10 +17,12 @@ def _store(d: np.ndarray, value) -> None:
 
 
 def add_sat(a, b, d) -> None:
+    """Sum clamped to s32."""
     _store(d, np.clip(np.add(a, b, dtype=np.int64), -(2**31), 2**31 - 1))
 
 
 def sub_sat(a, b, d) -> None:
+    """Difference clamped to s32."""
     _store(d, np.clip(np.subtract(a, b, dtype=np.int64), -(2**31), 2**31 - 1))
 
 
@@ -48,22 +50,27 @@ def high_product(a, b) -> np.ndarray:
 
 
 def mul_hi(a, b, d) -> None:
+    """Upper half of the product."""
     _store(d, high_product(a, b))
 
 
 def mul_wide(a, b, d) -> None:
+    """Product in twice the width."""
     np.multiply(a, b, d, dtype=d.dtype, casting="unsafe")
 
 
 def mad_wide(a, b, c, d) -> None:
+    """Product in twice the width, plus c."""
     _store(d, np.multiply(a, b, dtype=d.dtype, casting="unsafe") + c)
 
 
 def mad_lo(a, b, c, d) -> None:
+    """Lower half of the product, plus c."""
     np.add(np.multiply(a, b), c, d)
 
 
 def mad_hi(a, b, c, d) -> None:
+    """Upper half of the product, plus c."""
     _store(d, high_product(a, b) + c)
 
 
@@ -73,14 +80,17 @@ def _low_24(x) -> np.ndarray:
 
 
 def mul24_lo(a, b, d) -> None:
+    """Lower half of the product of 24-bit values."""
     _store(d, _low_24(a) * _low_24(b))
 
 
 def mad24_lo(a, b, c, d) -> None:
+    """Lower half of the product of 24-bit values, plus c."""
     _store(d, _low_24(a) * _low_24(b) + c)
 
 
 def sad(a, b, c, d) -> None:
+    """c plus the distance of a and b."""
     _store(d, np.where(np.less(a, b), np.subtract(b, a), np.subtract(a, b)) + c)
 
 
@@ -107,14 +117,17 @@ def int_rem(a, b, d) -> None:
 
 
 def min_relu(a, b, d) -> None:
+    """Minimum, at least 0."""
     np.maximum(np.minimum(a, b), 0, out=d)
 
 
 def max_relu(a, b, d) -> None:
+    """Maximum, at least 0."""
     np.maximum(np.maximum(a, b), 0, out=d)
 
 
 def popc(a, d) -> None:
+    """Count ones."""
     _store(d, np.bitwise_count(a))
 
 
@@ -133,6 +146,7 @@ def _leading_zeros(a) -> np.ndarray:
 
 
 def clz(a, d) -> None:
+    """Count zeros above the highest one."""
     _store(d, _leading_zeros(a))
 
 
@@ -146,6 +160,7 @@ def bfind(a, d, shift_amount: bool) -> None:
 
 
 def brev(a, d) -> None:
+    """Reverse the bits."""
     a = np.atleast_1d(np.asarray(a))
     table = np.array([int(f"{i:08b}"[::-1], 2) for i in range(256)], np.uint8)
     raw = table[np.ascontiguousarray(a).view(np.uint8)].reshape(*a.shape, a.dtype.itemsize)[..., ::-1]
@@ -189,6 +204,7 @@ def bfi(a, b, p, c, d) -> None:
 
 
 def dp4a(a, b, c, d, a_type: str, b_type: str) -> None:
+    """c plus the dot product of four signed or unsigned bytes."""
     total = np.asarray(c, np.int64)
     for shift in range(0, 32, 8):
         parts = []

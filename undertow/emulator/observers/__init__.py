@@ -8,14 +8,15 @@ from .coverage import Coverage
 from .deadlock import WaitFor
 from .early_use import EarlyUse
 from .mbarrier import MbarrierProtocol
+from .ownership import Ownership
 from .race import Race
 from .register_pool import RegisterPool
 from .tmem import TmemLifetime
 from .uninitialised import UninitialisedRead
 
 __all__ = [
-    "Access", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Race", "RegisterPool", "TmemLifetime",
-    "UninitialisedRead", "WaitFor", "all_observers",
+    "Access", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Ownership", "Race", "RegisterPool",
+    "TmemLifetime", "UninitialisedRead", "WaitFor", "all_observers",
 ]  # fmt: skip
 
 
@@ -27,12 +28,15 @@ def all_observers(
     strict: take the ISA by its letter where kernels rely on more (see `race`), and report registers used before
     wait::ld. plan, labels: names for findings. workspaces: global arrays that hold nothing before the launch.
     """
+    race = Race(strict, plan, labels)
     observers: list[Observer] = [
-        Race(strict, plan, labels),
+        race,
         MbarrierProtocol(plan, labels),
-        UninitialisedRead(plan, labels, workspaces),
+        UninitialisedRead(plan, labels, workspaces, race),
         TmemLifetime(),
         RegisterPool(),
         WaitFor(plan, labels),
     ]
-    return [*observers, EarlyUse()] if strict else observers
+    if strict:
+        observers.append(EarlyUse())
+    return observers

@@ -9,7 +9,8 @@ mbarrier (told by its phases), bulk stores per issuing thread, once for their re
 wait_group.read and wait_group).
 
 A clock has two rows. ORDER is happens-before. PROXY is the part of it that went through a fence.proxy.async, so that
-an engine sees it: what a thread wrote counts in PROXY only below its latest fence.
+an engine sees it: what a thread wrote counts in PROXY only below its latest fence. `generic` marks the columns whose
+writes need that: threads, and cp.async, which writes through the generic proxy.
 
 LANES: the threads of a warp share one row of knowledge; it covers accesses of the warp's other lanes only up to its
 last bar.warp.sync or barrier. A lane that learns something alone (an elected lane that waits) has knowledge of its own
@@ -139,6 +140,8 @@ class Order:
         self.fenced = np.full((num_warps, 32), FIRST_ID, np.int32)
         self.synced = np.full(num_warps, FIRST_ID, np.int32)
         self.columns: dict[tuple, int] = {}
+        self.generic = np.zeros(self.num_threads + _ENGINE_COLUMNS, bool)
+        self.generic[: self.num_threads] = True
         self.column_names: list[tuple] = []
         self._turns: dict[tuple[int, int], int] = {}
         self._one_to = np.arange(num_warps, dtype=np.int32)
@@ -181,6 +184,8 @@ class Order:
             self.column_names.append(key)
             if place >= self.rows.shape[2]:
                 self.rows = _widened(self.rows, place + len(self.columns))
+                self.generic = np.concatenate([self.generic, np.zeros(self.rows.shape[2] - len(self.generic), bool)])
+            self.generic[place] = key[0] == "cp_async"
         return place
 
     # What threads know.
@@ -319,6 +324,14 @@ class Order:
         if own.clock.shape[1] < self.rows.shape[2]:
             own.clock = _widened(own.clock, self.rows.shape[2])
         return own
+
+    def retire(self) -> None:
+        """The CTA is over: keep its records, which findings name, and let go of its clocks."""
+        self.rows = self.rows[:, :, :0].copy()
+        self.alone, self.foreign = [], []
+        self._turns = {}
+        for name in ("instruction", "column", "turn"):
+            setattr(self.records, name, getattr(self.records, name)[: self.next].copy())
 
     def nothing(self) -> Knowledge:
         """A clock that knows nothing."""

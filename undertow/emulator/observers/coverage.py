@@ -1,6 +1,7 @@
 """Which instruction forms ran and which way each branch went; what was not executed has not been checked."""
 
 from collections import Counter
+from typing import ClassVar
 
 from ..events import BranchExecuted, InstructionExecuted
 from .base import Finding
@@ -14,7 +15,7 @@ class Coverage:
     lines:    PTX instruction indices that executed
     """
 
-    subscriptions = (InstructionExecuted, BranchExecuted)
+    subscriptions: ClassVar[tuple[type, ...]] = (InstructionExecuted, BranchExecuted)
 
     def __init__(self):
         self.forms: Counter = Counter()

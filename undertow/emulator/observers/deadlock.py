@@ -8,7 +8,7 @@ barrier is a wait for those who have taken part in it before and are not there.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import events as ev
 from ..errors import Deadlock, EmulatorError
@@ -19,7 +19,7 @@ from .names import Names
 class WaitFor:
     """Remembers who signals what, and explains a Deadlock by it."""
 
-    subscriptions = (ev.MbarrierOperation, ev.BarrierOperation, ev.AsyncIssued)
+    subscriptions: ClassVar[tuple[type, ...]] = (ev.MbarrierOperation, ev.BarrierOperation, ev.AsyncIssued)
 
     def __init__(self, plan: Any = None, labels: Any = None):
         self._plan, self._labels = plan, labels
@@ -57,7 +57,7 @@ class WaitFor:
         }
         cycle = min((c for c in (_cycle_from(edges, warp) for warp in edges) if c), key=len, default=None)
         if cycle is None:
-            lines = [f"warp {w} ({e.role}) {e.waits_for}" for w, e in sorted(waiting.items())]
+            lines = [f"warp {w} ({e.role}) {self._what(e)}" for w, e in sorted(waiting.items())]
             return "deadlock without a circle: somebody will never be signalled; " + "; ".join(lines[:4]), ""
         parts = [f"warp {w} ({waiting[w].role}) {self._what(waiting[w])}" for w in cycle]
         return "deadlock: " + ", ".join(parts) + f", which waits for warp {cycle[0]}", (

@@ -7,7 +7,7 @@ in strict mode. Followed: straight-line code behind the load, moves passing the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from undertow import ptx
 
@@ -17,14 +17,14 @@ from .base import Finding, Ledger
 class EarlyUse:
     """Scans the kernel once at the start of a launch; no events."""
 
-    subscriptions = ()
+    subscriptions: ClassVar[tuple[type, ...]] = ()
 
     def __init__(self):
         self.ledger = Ledger()
 
     def start(self, program: Any, launch: Any) -> None:
         """Scan the program."""
-        pending: dict[str, int] = {}
+        pending: dict[Any, Any] = {}
         for decoded in program.code:
             mnemonic = decoded.instruction.mnemonic
             if mnemonic.startswith("tcgen05.wait::ld") or decoded.row.control:
@@ -38,9 +38,9 @@ class EarlyUse:
             for name in written:
                 pending.pop(name, None)
             if mnemonic.startswith("tcgen05.ld"):
-                pending.update(dict.fromkeys(written, decoded.index))
+                pending |= dict.fromkeys(written, decoded.index)
             elif used and decoded.instruction.opcode == "mov":
-                pending.update(dict.fromkeys(written, pending[used[0]]))
+                pending |= dict.fromkeys(written, pending[used[0]])
 
     def observe(self, event: Any) -> None:
         """Subscribed to nothing."""

@@ -12,9 +12,13 @@ from .base import Finding
 def findings_after(error: EmulatorError, observers: Sequence[Any]) -> list[Finding]:
     """Findings of all observers, then the error itself.
 
-    An observer may have `explain(error) -> (message, hint) | None`: the first answer is the text of the last finding.
+    An observer may have `stopped(error)`, called before its `finish`, and `explain(error) -> (message, hint) | None`:
+    the first answer is the text of the last finding.
     PTX that the emulator does not know is no finding about the kernel.
     """
+    for observer in observers:
+        if hasattr(observer, "stopped"):
+            observer.stopped(error)
     found = [finding for observer in observers for finding in observer.finish()]
     if isinstance(error, UnsupportedPtx):
         return found

@@ -7,6 +7,8 @@ relaxed before a fence) learns. Read-modify-writes add to what a word carries, a
 Two atomics never race, and neither do two accesses with an order (.relaxed and stronger, .volatile). Bulk reductions
 are atomics: CTAs may add to the same words in any order. But where somebody knows that a reduction was issued, a lock
 was meant to put his own after it; if he does not know that it is complete, the lock was released too early.
+Two writes of the same value are advice: by the ISA a race, but no order of them gives another result.
+Two writes of the same value are advice: by the ISA a race, but no order of them gives another result.
 POLICY: CTAs of a launch count as concurrent even where the emulator runs them one after another. Of the reads since
 the last write only two are kept per granule. Accesses narrower than the granule count as the whole granule.
 """
@@ -18,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import ORDER, SEVERAL, Issued, Knowledge, merge_foreign
+from .clocks import ORDER, PROXY, SEVERAL, Issued, Knowledge, merge_foreign
 from .shared_shadow import Touch, first_of_each
 from .synchronisation import participants
 
@@ -28,9 +30,14 @@ _LOW = (1 << 32) - 1
 
 @dataclass
 class RegionShadow:
-    """Shadow of one buffer. Codes are (CTA number + 1) << 32 | record number << 6 | lane; 0: never."""
+    """Shadow of one buffer. Codes are (CTA number + 1) << 32 | record number << 6 | lane; 0: never.
+
+    memory: the buffer itself by granules; values: what the last write left there.
+    """
 
     base: int
+    memory: np.ndarray
+    values: np.ndarray
     writer: np.ndarray
     writer_class: np.ndarray
     readers: tuple[np.ndarray, np.ndarray]
@@ -39,12 +46,14 @@ class RegionShadow:
 
 @dataclass(frozen=True)
 class _Agent:
-    """Who accesses: `clock(i)` and `foreign(i)` give what the i-th entry's thread, or the engine, knows."""
+    """Who accesses: threads, one per entry, or an engine (threads is None) with its clock.
+
+    foreign: what is known of other CTAs, per warp or by the engine.
+    """
 
     cta: int
     threads: np.ndarray | None
-    clocks: np.ndarray
-    ordinal: np.ndarray | None
+    clocks: np.ndarray | None
     foreign: Any
     several: bool = False
 
@@ -64,9 +73,8 @@ class GlobalShadow:
     def warps(self, watch: Any, event: Any, touch: Touch) -> None:
         """Loads, stores and atomics of warps."""
         region, granules = self._locate(watch.cta, event.addresses, touch.granules)
-        order, warps = watch.order, touch.warps
-        rows = order.rows[warps[0] : warps[-1] + 1, ORDER]
-        agent = _Agent(order.number, touch.threads, rows, touch.ordinal, order.foreign, touch.several)
+        order = watch.order
+        agent = _Agent(order.number, touch.threads, None, order.foreign, touch.several)
         codes = (order.number + 1 << 32) | touch.codes
         kind = _ATOMIC if event.kind == "atomic" else _STRONG if touch.strong else _WEAK
         self._access(watch, agent, (region, granules, codes, kind), event.kind != "read")
@@ -82,8 +90,8 @@ class GlobalShadow:
         else:
             granules = (starts[:, None] + np.arange(count)).reshape(-1)
         region, granules = self._locate(watch.cta, event.addresses, granules)
-        clock = watch.order.fit(issued.knowledge)[ORDER]
-        agent = _Agent(watch.order.number, None, clock, None, issued.knowledge.foreign)
+        clock = watch.order.fit(issued.knowledge)
+        agent = _Agent(watch.order.number, None, clock, issued.knowledge.foreign)
         writes = event.kind != "read"
         number = issued.writes if writes else issued.reads
         code = (watch.order.number + 1 << 32) | number << 6
@@ -94,8 +102,9 @@ class GlobalShadow:
         shadow = self._regions.get(region.base)
         if shadow is None:
             size = (region.num_bytes >> self.shift) + 2
+            memory = region.view(1 << self.shift, 1)[:, 0]
             shadow = self._regions[region.base] = RegionShadow(
-                region.base >> self.shift, np.zeros(size, np.int64), np.zeros(size, np.uint8),
+                region.base >> self.shift, memory, memory.copy(), np.zeros(size, np.int64), np.zeros(size, np.uint8),
                 (np.zeros(size, np.int64), np.zeros(size, np.int64)), np.zeros(size, np.uint8),
             )  # fmt: skip
         if isinstance(granules, slice):
@@ -106,7 +115,9 @@ class GlobalShadow:
 
     def _access(self, watch: Any, agent: _Agent, what: tuple, writes: bool) -> None:
         region, granules, codes, kind = what
-        self._against(watch, agent, (region.writer[granules], region.writer_class[granules]), what, (True, writes))
+        earlier = region.writer[granules]
+        if earlier.any():
+            self._against(watch, agent, (earlier, region.writer_class[granules]), what, (True, writes))
         if not writes:
             self._note_read(region, granules, codes, kind)
             return
@@ -117,6 +128,7 @@ class GlobalShadow:
                 reader[granules] = 0
         region.writer[granules] = codes
         region.writer_class[granules] = kind
+        region.values[granules] = region.memory[granules]
 
     @staticmethod
     def _note_read(region: RegionShadow, granules, codes, kind: int) -> None:
@@ -130,18 +142,23 @@ class GlobalShadow:
 
     def _against(self, watch: Any, agent: _Agent, earlier: tuple, what: tuple, kinds: tuple[bool, bool]) -> None:
         codes, classes = earlier
-        if not codes.any():
-            return
         region, granules, own, kind = what
         numbers, lanes, ctas = (codes & _LOW) >> 6, codes & 63, (codes >> 32) - 1
-        bad = (codes != 0) & ~self._covered(watch, agent, codes)
+        ordered = self._covered(watch, agent, codes, ORDER)
+        bad = (codes != 0) & ~ordered
+        if agent.threads is None and kinds[0] and ordered.any():
+            self._fences(watch, agent, earlier, what, kinds)
         if agent.threads is not None and not agent.several:
             columns = watch.order.records.column[numbers * (ctas == agent.cta)]
             bad &= ~((ctas == agent.cta) & (columns + lanes == agent.threads))
         places = np.flatnonzero(bad)
+        if not len(places):
+            return
+        plain_writes = all(kinds) and not kind and not classes[places].any()
+        same = plain_writes and bool((region.values[granules] == region.memory[granules])[places].all())
         for i in first_of_each(codes[places] & ~63, places):
             early_end = False
-            if kind and classes[i] and (kind == _ATOMIC) == (classes[i] == _ATOMIC):
+            if kind and classes[i]:
                 early_end = self._issue_known(watch, agent, i, codes)
                 if not early_end:
                     continue
@@ -149,11 +166,29 @@ class GlobalShadow:
             code = int(own) if np.ndim(own) == 0 else int(own[i])
             self.verdict.global_memory(
                 (int(ctas[i]), int(numbers[i]), int(lanes[i])), (agent.cta, (code & _LOW) >> 6, code & 63),
-                kinds, (region.base + place) << self.shift, self._clock(watch, agent, i, int(ctas[i])), early_end,
+                kinds, (region.base + place) << self.shift, self._clock(watch, agent, i, int(ctas[i])),
+                "same value" if same else "early end" if early_end else "",
             )  # fmt: skip
 
-    def _covered(self, watch: Any, agent: _Agent, codes: np.ndarray) -> np.ndarray:
-        """Which earlier accesses are known to the one who accesses now."""
+    def _fences(self, watch: Any, agent: _Agent, earlier: tuple, what: tuple, kinds: tuple[bool, bool]) -> None:
+        """An engine's access after generic writes that are ordered before it: is there a proxy fence on the way?"""
+        codes, _ = earlier
+        region, granules, own, _ = what
+        unfenced = np.flatnonzero(
+            self._covered(watch, agent, codes, ORDER) & ~self._covered(watch, agent, codes, PROXY)
+        )
+        for i in first_of_each(codes[unfenced] & ~63, unfenced):
+            cta, number, lane = (int(codes[i]) >> 32) - 1, (int(codes[i]) & _LOW) >> 6, int(codes[i]) & 63
+            order = self.verdict.orders[cta]
+            if order.records.column[number] < order.num_threads:
+                place = granules.start + i if isinstance(granules, slice) else int(granules[i])
+                self.verdict.global_memory(
+                    (cta, number, lane), (agent.cta, (int(own) & _LOW) >> 6, 0), kinds,
+                    (region.base + place) << self.shift, None, "proxy",
+                )  # fmt: skip
+
+    def _covered(self, watch: Any, agent: _Agent, codes: np.ndarray, row: int) -> np.ndarray:
+        """Which earlier accesses are known to the one who accesses now, by a row of his clock."""
         out = np.zeros(len(codes), bool)
         for cta in np.unique(codes >> 32).tolist():
             if not cta:
@@ -162,7 +197,7 @@ class GlobalShadow:
             numbers, lanes = (codes[mine] & _LOW) >> 6, codes[mine] & 63
             columns = self.verdict.orders[cta - 1].records.column[numbers] + np.where(lanes == SEVERAL, 0, lanes)
             for place, number, column, lane in self._distinct(mine, numbers, columns, lanes, agent):
-                clock = self._clock(watch, agent, int(place[0]), cta - 1)
+                clock = self._clock(watch, agent, int(place[0]), cta - 1, row)
                 if clock is None or column >= len(clock):
                     continue
                 known = clock[column : column + 32].min() if lane == SEVERAL else clock[column]
@@ -171,9 +206,9 @@ class GlobalShadow:
 
     @staticmethod
     def _distinct(mine, numbers, columns, lanes, agent: _Agent):
-        """Groups of entries with the same earlier access and the same accessing thread's warp."""
-        who = np.zeros(len(mine), np.int64) if agent.ordinal is None else agent.ordinal[mine]
-        keys = (numbers * 64 + lanes) * 64 + who
+        """Groups of entries with the same earlier access and the same accessing thread."""
+        who = np.zeros(len(mine), np.int64) if agent.threads is None else agent.threads[mine]
+        keys = (numbers * 64 + lanes) * 1024 + who
         if (keys == keys[0]).all():
             yield mine, int(numbers[0]), int(columns[0]), int(lanes[0])
             return
@@ -181,26 +216,26 @@ class GlobalShadow:
         for group, start in enumerate(first.tolist()):
             yield mine[inverse == group], int(numbers[start]), int(columns[start]), int(lanes[start])
 
-    def _clock(self, watch: Any, agent: _Agent, i: int, cta: int) -> np.ndarray | None:
+    def _clock(self, watch: Any, agent: _Agent, i: int, cta: int, row: int = ORDER) -> np.ndarray | None:
         """What the i-th entry's thread or the engine knows of a CTA."""
-        if agent.ordinal is None:
+        if agent.threads is None:
             if cta == agent.cta:
-                return agent.clocks
+                assert agent.clocks is not None, "an engine without a clock"
+                return agent.clocks[row]
             known = (agent.foreign or {}).get(cta)
-            return None if known is None else known[ORDER]
-        assert agent.threads is not None
+            return None if known is None else known[row]
         warp, lane = int(agent.threads[i]) >> 5, SEVERAL if agent.several else int(agent.threads[i]) & 31
         if cta == agent.cta:
-            return watch.order.knows(warp, lane)
+            return watch.order.knows(warp, lane, row)
         own = watch.order.alone[warp].get(lane)
         foreign = (own.foreign if own else agent.foreign[warp]) or {}
-        return foreign[cta][ORDER] if cta in foreign else None
+        return foreign[cta][row] if cta in foreign else None
 
     def _issue_known(self, watch: Any, agent: _Agent, i: int, codes: np.ndarray) -> bool:
         """Whether the earlier access is an engine's whose issue, but not whose end, is known to the later one."""
         cta, number = (int(codes[i]) >> 32) - 1, (int(codes[i]) & _LOW) >> 6
         issued = self.verdict.orders[cta].records.operations.get(number)
-        if issued is None or (agent.ordinal is None and cta == agent.cta):
+        if issued is None or (agent.threads is None and cta == agent.cta):
             return False
         clock = self._clock(watch, agent, i, cta)
         return clock is not None and bool(clock[issued.thread] > issued.issued)

@@ -4,7 +4,8 @@ mbarrier-bytes           bytes that were expected and bytes that came differ: a 
                          left over at the end of the CTA, or a copy that lands in a later phase than it was issued in
 mbarrier-missed-phase    the same wait instruction of a warp returned on the phase it had already seen, while the
                          barrier goes on to later phases: it did not wait for anything new
-mbarrier-doubled-phase   two phases end, by different warps' arrivals, without a wait in between
+mbarrier-doubled-phase   two phases end without a wait in between, by different warps' arrivals, or by those of a warp
+                         that has itself waited for nothing since its first
 mbarrier-unobserved-phase  a phase ends, and the next one too, before anybody has waited for it
 mbarrier-leftover        at the end of the CTA a phase has begun and not ended
 
@@ -14,10 +15,13 @@ may go unseen (the tail of a pipeline). A wait that failed (test_wait, or a try_
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import events as ev
+from ..errors import Deadlock, EmulatorError
 from .base import Finding, Ledger
 from .names import Names
 
@@ -28,7 +32,7 @@ class _Barrier:
 
     init: int
     phase: int = 0
-    arrivals: dict[int, set[int]] = field(default_factory=dict)
+    arrivals: dict[int, dict[int, int]] = field(default_factory=dict)
     enders: dict[int, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     last_of: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -40,7 +44,13 @@ class _Barrier:
 class MbarrierProtocol:
     """Follows every mbarrier of every CTA."""
 
-    subscriptions = (ev.CtaStarted, ev.CtaFinished, ev.MbarrierOperation, ev.AsyncIssued, ev.AsyncCompleted)
+    subscriptions: ClassVar[tuple[type, ...]] = (
+        ev.CtaStarted,
+        ev.CtaFinished,
+        ev.MbarrierOperation,
+        ev.AsyncIssued,
+        ev.AsyncCompleted,
+    )
 
     def __init__(self, plan: Any = None, labels: Any = None):
         self._plan, self._labels = plan, labels
@@ -52,6 +62,7 @@ class MbarrierProtocol:
         self._names = Names(program, launch, self._labels, self._plan)
         self._ctas: dict[int, tuple[Any, dict[int, _Barrier]]] = {}
         self._issued: dict[Any, int] = {}
+        self._waits: Counter = Counter()
 
     def observe(self, event: Any) -> None:
         """Take one event."""
@@ -65,6 +76,11 @@ class MbarrierProtocol:
             self._issued.pop(event.operation, None)
         else:
             self._operate(event)
+
+    def stopped(self, error: EmulatorError) -> None:
+        """After another error than a deadlock, what is under way is no evidence."""
+        if not isinstance(error, Deadlock):
+            self._ctas = {}
 
     def finish(self) -> list[Finding]:
         """All findings; CTAs that did not end are judged as they stand."""
@@ -101,6 +117,8 @@ class MbarrierProtocol:
     def _wait(self, event, barrier: _Barrier) -> None:
         phase = event.phase
         barrier.seen.add(phase)
+        for warp in event.lanes.warps:
+            self._waits[id(event.lanes.cta), warp] += 1
         if phase < 0:
             return
         for warp in event.lanes.warps:
@@ -115,7 +133,8 @@ class MbarrierProtocol:
             self._late_bytes(event)
         if event.op in ("arrive", "arrive_drop"):
             warps = {event.operation.warp} if event.operation else set(event.lanes.warps)
-            barrier.arrivals.setdefault(event.phase, set()).update(warps)
+            cta = id(event.lanes.cta)
+            barrier.arrivals.setdefault(event.phase, {}).update({warp: self._waits[cta, warp] for warp in warps})
         if event.completed:
             barrier.touched = False
             barrier.phase = event.phase + 1
@@ -127,8 +146,9 @@ class MbarrierProtocol:
 
     def _unseen(self, event, barrier: _Barrier) -> None:
         """Two phases ended with no wait for the first."""
-        before, now = (barrier.arrivals.get(event.phase - k, set()) for k in (1, 0))
-        doubled = bool(before and now and not before & now)
+        before, now = (barrier.arrivals.get(event.phase - k, {}) for k in (1, 0))
+        both = before.keys() & now.keys()
+        doubled = bool(before and now) and all(before[warp] == now[warp] for warp in both)
         rule = "mbarrier-doubled-phase" if doubled else "mbarrier-unobserved-phase"
         index = event.decoded.index
         earlier = barrier.enders[event.phase - 1]
@@ -211,5 +231,5 @@ class MbarrierProtocol:
             )
 
 
-def _listed(warps: set[int]) -> str:
+def _listed(warps: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(warps)))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
+
+from undertow.plan.description import NumberLabels
 
 from .base import Access
 
@@ -12,24 +15,7 @@ ENGINES = {
 }  # fmt: skip
 
 
-class PlainLabels:
-    """Labels where no plan is known: plain numbers."""
-
-    def role(self, warp: int) -> str:
-        """Name of a warp's role."""
-        return f"warp {warp}"
-
-    def smem(self, offset: int) -> str:
-        """Name of a byte of dynamic shared memory."""
-        return f"smem+{offset:#x}"
-
-    def tmem(self, column: int) -> str:
-        """Name of a TMEM column."""
-        return f"column {column}"
-
-    def barrier_id(self, identifier: int) -> str:
-        """Name of a named barrier."""
-        return f"barrier {identifier}"
+_SEARCH = 200
 
 
 class Names:
@@ -37,7 +23,7 @@ class Names:
 
     def __init__(self, program: Any, launch: Any, labels: Any = None, plan: Any = None):
         self.program = program
-        self.labels = labels or getattr(launch, "labels", None) or PlainLabels()
+        self.labels = labels or getattr(launch, "labels", None) or NumberLabels()
         self.memory: Any = None
         self.plan = plan or getattr(self.labels, "plan", None)
 
@@ -60,6 +46,29 @@ class Names:
         region = self.memory.region(address, 1)
         return f"{region.label}+{address - region.base:#x}"
 
+    def barrier_of(self, *roles: str) -> str:
+        """The plan's smallest named barrier that joins these roles."""
+        barriers = self.plan.barriers if self.plan else ()
+        fitting = [b for b in barriers if set(roles) <= set(b.roles)]
+        if not fitting:
+            return "a barrier of both warps"
+        return f"named barrier {min(fitting, key=lambda b: len(b.roles)).name}"
+
+    def source(self, index: int, role: str = "") -> str:
+        """Source line of an instruction.
+
+        Compilers give code that a library call emits the place of the whole function (column 0); then the next line
+        that is known better follows, one in a file called like the role if there is one nearby.
+        """
+        code = self.program.code
+        span = code[index].instruction.source
+        if span is None or span.column:
+            return str(span or "")
+        following = [d.instruction.source for d in code[index + 1 : index + 1 + _SEARCH]]
+        better = [s for s in following if s is not None and s.column]
+        of_role = [s for s in better if PurePath(s.file).stem == role]
+        return f"{span}, before {(of_role or better)[0]}" if better else str(span)
+
     def region(self, role: str, engine: str, writes: bool, column: int, details: dict | None = None) -> str | None:
         """The plan's TMEM region that such an access of a column means, if the plan leaves no doubt."""
         if self.plan is None:
@@ -74,11 +83,13 @@ class Names:
 
     def _role_regions(self, role: str, writes: bool) -> set[str]:
         wanted = "Store" if writes else "Load"
+        assert self.plan is not None
         programs = dict(self.plan.programs)
         names = (role, "epilogue") if role == "compute" else (role,)
         return {s.region for n in names for s in programs.get(n, ()) if type(s).__name__ == wanted}
 
     def _engine_regions(self, writes: bool, details: dict | None) -> set[str]:
+        assert self.plan is not None
         outputs = {op.d for op in self.plan.mmas}
         if details and "accumulator" in details:
             start, count = details["accumulator"] & 0xFFFF, details["shape"].n
@@ -92,8 +103,9 @@ class Names:
         instruction = self.program.code[int(records.instruction[number])].instruction
         operation = records.operations.get(number)
         warp = operation.thread // 32 if operation else int(records.column[number]) // 32
-        engine = ENGINES.get(operation.engine, operation.engine) if operation else ""
+        engine = ENGINES[operation.engine] if operation else ""
+        role = self.role(warp)
         return Access(
-            self.role(warp), warp, None if operation or lane > 31 else lane, engine, verb, buffer,
-            int(records.turn[number]), instruction.line, str(instruction.source or ""), order.position,
+            role, warp, None if operation or lane > 31 else lane, engine, verb, buffer, int(records.turn[number]),
+            instruction.line, self.source(instruction.index, role), order.position,
         )  # fmt: skip

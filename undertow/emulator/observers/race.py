@@ -22,7 +22,7 @@ the arrival of the readers suffices, and every published kernel relies on it), a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from .. import events as ev
 from .base import Finding, Ledger
 from .clocks import ORDER, Issued, Order
 from .global_shadow import GlobalShadow
+from .named_barrier import NamedBarrierRounds
 from .names import Names
 from .shared_shadow import Conflict, SharedShadow, Touch
 from .synchronisation import Synchronisation
@@ -51,12 +52,15 @@ class Watch:
         self.shared = SharedShadow(self.order, size, lambda conflict: verdict.shared(self.order, conflict))
         self.tensor = TensorShadow(self.order, lambda conflict: verdict.tensor(self.order, conflict))
         self.initialised: dict[int, tuple[int, int, bool]] = {}
+        self.told: dict[int, set[int]] = {}
+        self.uses: dict[int, dict[int, int]] = {}
+        self.rounds = NamedBarrierRounds(self.order, verdict.names, verdict.ledger)
 
 
 class Race:
     """The happens-before observer; see the module docstring. labels, plan: names for findings."""
 
-    subscriptions = (
+    subscriptions: ClassVar[tuple[type, ...]] = (
         ev.CtaStarted, ev.CtaFinished, ev.MemoryAccess, ev.TmemAccess, ev.TmemAllocation, ev.TmemWait,
         ev.MbarrierOperation, ev.BarrierOperation, ev.WarpSynchronised, ev.FenceExecuted, ev.AsyncIssued,
         ev.AsyncCompleted, ev.BulkGroup,
@@ -71,7 +75,7 @@ class Race:
             ev.TmemAllocation: self._allocation,
             ev.TmemWait: self._tmem_wait,
             ev.MbarrierOperation: self._mbarrier,
-            ev.BarrierOperation: lambda e: self._of(e.lanes).sync.named_barrier(e),
+            ev.BarrierOperation: self._named_barrier,
             ev.WarpSynchronised: lambda e: self._of(e.lanes).sync.warp_sync(e),
             ev.FenceExecuted: self._fence,
             ev.AsyncIssued: lambda e: self._of(e.lanes).sync.issue(e),
@@ -95,8 +99,13 @@ class Race:
         self._handlers[type(event)](event)
 
     def finish(self) -> list[Finding]:
-        """All races found."""
-        return self.ledger.list()
+        """All races found; a warp-sync between the instructions of a race is the same missing barrier."""
+        races = {key[1:] for key in self.ledger.findings if key[0] in ("race", "alias-lifetime", "global-order")}
+        return [f for key, f in self.ledger.findings.items() if key[0] != "warp-sync" or key[1:] not in races]
+
+    def racing_instructions(self) -> set[int]:
+        """Instructions that take part in some race."""
+        return {index for key in self.ledger.findings for index in key[1:] if isinstance(index, int)}
 
     def _of(self, lanes: Any) -> Watch:
         return self._watches[id(lanes.cta)]
@@ -108,9 +117,10 @@ class Race:
 
     def _finished(self, event) -> None:
         watch = self._watches[id(event.cta)]
-        for (kind, thread), (reads, _) in watch.sync.unfinished_stores():
-            if kind == "bulk":
-                self.verdict.exit_while_read(watch.order, reads, thread)
+        for thread, reads, committed in watch.sync.unfinished_stores():
+            self.verdict.exit_while_read(watch.order, reads, thread, committed)
+        watch.order.retire()
+        del self._watches[id(event.cta)]
 
     # Memory
 
@@ -161,7 +171,7 @@ class Race:
         threads, ordinal = self._threads_of(lanes, 1)
         whole = len(which) == lanes.n
         several = False
-        if whole and lanes.full:
+        if event.kind == "read" and whole and lanes.full:
             rows = granules.reshape(-1, 32)
             if (rows == rows[:, :1]).all():
                 granules, several = rows[:, 0], True
@@ -212,14 +222,25 @@ class Race:
             elif event.kind == "after":
                 watch.sync.catch_up(warp, None)
 
-    # mbarriers as memory: their init must be seen
+    def _named_barrier(self, event) -> None:
+        watch = self._of(event.lanes)
+        if event.op != "leave":
+            watch.rounds.arrive(event)
+        watch.sync.named_barrier(event)
+
+    # mbarriers as memory: their init must be seen, and their uses be over before the word has another life
 
     def _mbarrier(self, event) -> None:
         watch = self._of(event.lanes)
+        if event.op in ("init", "inval"):
+            self._check_reuse(watch, event)
+        else:
+            self._note_use(watch, event)
         if event.op == "init":
             first = watch.order.record_warps(event.decoded.index, event.lanes.warps[:1])
             thread = int(event.lanes.index[0 if event.which is None else event.which[0]])
             watch.initialised[event.address] = (first, thread, False)
+            watch.told.pop(event.address, None)
         elif event.address in watch.initialised:
             self._check_init(watch, event)
         watch.sync.mbarrier(event)
@@ -237,11 +258,40 @@ class Race:
             elif not fenced:
                 self.verdict.mbarrier_init(watch.order, event, number, "proxy")
             return
+        told = watch.told.setdefault(event.address, set())
+        if told.issuperset(event.lanes.warps):
+            return
         threads = event.lanes.index if event.which is None else event.lanes.index[event.which]
-        for user in np.unique(threads).tolist() if len(threads) < 4 else threads[::32].tolist():
-            if user != thread and watch.order.knows(user >> 5, user & 31)[thread] <= number:
+        for user in threads.tolist():
+            if user >> 5 in told or user == thread:
+                continue
+            if watch.order.knows(user >> 5, user & 31)[thread] <= number:
                 self.verdict.mbarrier_init(watch.order, event, number, "order")
                 return
+            if watch.order.rows[user >> 5, ORDER, thread] > number:
+                told.add(user >> 5)
+
+    def _note_use(self, watch: Watch, event) -> None:
+        """Remember the last use of an mbarrier by each thread and engine."""
+        uses = watch.uses.setdefault(event.address, {})
+        if event.operation is not None:
+            issued = watch.sync.record_copy(event.operation)
+            if issued is not None:
+                uses[issued.column] = issued.writes - (issued.engine == "tensor")
+            return
+        moment = watch.order.tick()
+        threads = event.lanes.index if event.which is None else event.lanes.index[event.which]
+        uses.update(dict.fromkeys(threads.tolist() if len(threads) < 32 else threads[::32].tolist(), moment))
+
+    def _check_reuse(self, watch: Watch, event) -> None:
+        """mbarrier.inval, or a new init, must come after every use of the word."""
+        thread = int(event.lanes.index[0 if event.which is None else event.which[0]])
+        clock = watch.order.knows(thread >> 5, thread & 31)
+        for column, moment in watch.uses.pop(event.address, {}).items():
+            if column != thread and (column >= len(clock) or clock[column] <= moment):
+                self.verdict.mbarrier_reuse(watch.order, event, column)
+                break
+        watch.uses[event.address] = {thread: watch.order.tick()}
 
     def _fence(self, event) -> None:
         watch = self._of(event.lanes)

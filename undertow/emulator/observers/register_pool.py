@@ -4,12 +4,13 @@ The pool of a CTA is what its launch was given: `.maxnreg` times threads, or, wi
 divided by the threads and rounded down to a multiple of 8. The machine lets every request through; here the sums are
 held against each other: all that is ever given back must cover all that is asked for. A warpgroup of four warps has
 to execute the instruction together. Source: PTX ISA, "setmaxnreg".
+POLICY: warps of a warpgroup that ask for different numbers are advice: the ISA forbids it, flash-attn-4 does it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import events as ev
 from .base import Finding, Ledger
@@ -21,7 +22,7 @@ WARPGROUP = 4
 class RegisterPool:
     """Checks the sums per CTA."""
 
-    subscriptions = (ev.CtaStarted, ev.CtaFinished, ev.RegistersRequested)
+    subscriptions: ClassVar[tuple[type, ...]] = (ev.CtaStarted, ev.CtaFinished, ev.RegistersRequested)
 
     def __init__(self):
         self.ledger = Ledger()
@@ -59,8 +60,9 @@ class RegisterPool:
         for warp, items in sorted(requests.items()):
             group = range(warp // WARPGROUP * WARPGROUP, min(warp // WARPGROUP * WARPGROUP + WARPGROUP, num_warps))
             for other in group:
-                if [i[0] for i in requests.get(other, [])] != [i[0] for i in items]:
-                    self._partial(items[0][0], warp, other)
+                theirs = [item[1:] for item in requests.get(other, [])]
+                if theirs != [item[1:] for item in items]:
+                    self._partial(items[0][0], (warp, other), bool(theirs))
             before = self._at_launch
             for index, count, _ in items:
                 given += max(before - count, 0)
@@ -80,13 +82,17 @@ class RegisterPool:
                 ),
             )
 
-    def _partial(self, index: int, warp: int, other: int) -> None:
+    def _partial(self, index: int, warps: tuple[int, int], both: bool) -> None:
+        """Two warps of a warpgroup differ; `both` ask for something."""
+        warp, other = warps
+        what = "asks for another number of registers" if both else "does not execute it"
         self.ledger.add(
-            ("register-pool", index),
+            ("register-pool", warp // WARPGROUP),
             Finding(
                 "register-pool",
-                f"warp {warp} executes setmaxnreg, warp {other} of its warpgroup does not execute the same one",
+                f"warp {warp} executes setmaxnreg, warp {other} of its warpgroup {what}",
                 self._program.where(index),
                 hint="all four warps of a warpgroup must execute the same setmaxnreg",
+                severity="advice" if both else "error",
             ),
         )

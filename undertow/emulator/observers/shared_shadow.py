@@ -23,7 +23,8 @@ class Conflict:
     """Two accesses that are not ordered as they must be.
 
     kind: "order" (no edge), "proxy" (an edge, but no proxy fence). earlier: record and lane of the access that came
-    first; later: likewise; earlier_writes, later_writes: which of them write. place: granule number.
+    first; later: likewise; earlier_writes, later_writes: which of them write. place: granule or column; extent: how
+    many from there on.
     """
 
     kind: str
@@ -34,6 +35,7 @@ class Conflict:
     later_lane: int
     later_writes: bool
     place: int
+    extent: int = 1
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class SharedShadow:
         unordered = (numbers >= clock[ORDER, columns]) & (codes != 0)
         if self.order.strict and issued.chain:
             unordered &= ~same_chain(self.order, numbers, issued.chain)
-        unfenced = (columns < self.order.num_threads) & (numbers >= clock[PROXY, columns]) & (codes != 0)
+        unfenced = self.order.generic[columns] & (numbers >= clock[PROXY, columns]) & (codes != 0)
         if generic or not unfenced.any():
             unfenced = unordered
         bad = np.flatnonzero(unordered | unfenced)
@@ -300,6 +302,8 @@ def _place(granules, i: int) -> int:
 
 def first_of_each(keys: np.ndarray, positions: np.ndarray) -> list[int]:
     """The first position of each distinct key; the arrays are parallel."""
+    if len(keys) and (keys == keys[0]).all():
+        return [int(positions[0])]
     seen: dict[int, int] = {}
     for key, position in zip(keys.tolist(), positions.tolist(), strict=True):
         seen.setdefault(key, position)

@@ -15,6 +15,7 @@ have read their source.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,6 +85,7 @@ class Synchronisation:
         self.at_fence: list[Knowledge | None] = [None] * order.num_warps
         self.groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._open: dict[tuple[str, int], tuple[int, int]] = {}
+        self._no_knowledge = order.nothing()
 
     # mbarriers
 
@@ -242,8 +244,10 @@ class Synchronisation:
         return issued
 
     def completed(self, event) -> None:
-        """Forget an operation."""
-        self.operations.pop(event.operation, None)
+        """Forget an operation, and what its issuer knew."""
+        issued = self.operations.pop(event.operation, None)
+        if issued is not None:
+            issued.knowledge = self._no_knowledge
 
     def group(self, event) -> None:
         """commit_group or wait_group of one thread."""
@@ -260,9 +264,10 @@ class Synchronisation:
         if not event.read_only:
             self.order.learn_stream(event.thread, int(records.column[writes]), writes)
 
-    def unfinished_stores(self):
-        """((kind, thread), (reads, writes)) of threads that do not know that their last copy has read its source."""
-        for (kind, thread), (reads, writes) in self._open.items():
+    def unfinished_stores(self) -> Iterator[tuple[int, int, bool]]:
+        """(thread, record, whether its group was committed) of bulk stores that may still read shared memory."""
+        for (kind, thread), (reads, _) in self._open.items():
             column = self.order.records.column[reads]
-            if self.order.knows(thread >> 5, thread & 31)[column] <= reads:
-                yield (kind, thread), (reads, writes)
+            if kind == "bulk" and self.order.knows(thread >> 5, thread & 31)[column] <= reads:
+                groups = self.groups.get((kind, thread))
+                yield thread, reads, bool(groups) and groups[-1][0] == reads

@@ -34,7 +34,7 @@ class TensorShadow:
         self.read = np.zeros((slots, *shape), np.int32)
         self.read_done = np.zeros((slots, *shape), np.int32)
         self.engine_read = np.zeros(shape, np.int32)
-        self._pending: dict[tuple[int, str], list[tuple[int, int, int]]] = {}
+        self._pending: dict[tuple[int, str], list[tuple[int, slice]]] = {}
 
     # Accesses by warps
 
@@ -127,28 +127,47 @@ class TensorShadow:
         clock, own, chain = view
         numbers, done, start = earlier
         first = int(numbers.flat[0])
-        distinct = [first] if (numbers == first).all() else np.unique(numbers).tolist()
+        distinct = [first] if (numbers == first).all() else _distinct(numbers)
+        latest = int(done.max())
         for record in distinct:
             if not record or record == number:
                 continue
             column = int(self.order.records.column[record])
-            mine = numbers == record
-            where = start + int(np.argmax(mine)) % numbers.shape[-1]
             if column == 32 * own:
+                mine = numbers == record
                 if self.order.strict and (done[mine] == NOT_WAITED).any():
-                    self._own_wait_missing(number, record, earlier_writes, where)
+                    self._own_wait_missing(number, record, earlier_writes, start + _span(mine)[0])
                 continue
             covered = self._covered(clock, column)
+            if record < covered and (latest < covered or column >= self.order.num_threads):
+                continue
+            mine = numbers == record
             if record >= covered:
                 if chain and same_chain(self.order, np.array([record]), chain)[0]:
                     continue
                 kind = "order"
-            elif column < self.order.num_threads and (done[mine] >= covered).any():
+            elif (done[mine] >= covered).any():
                 kind = "store" if earlier_writes else "load"
             else:
                 continue
-            self.report(Conflict(kind, record, SEVERAL, earlier_writes, number, SEVERAL, later_writes, where))
+            first_column, extent = _span(mine)
+            self.report(
+                Conflict(
+                    kind, record, SEVERAL, earlier_writes, number, SEVERAL, later_writes, start + first_column, extent
+                )
+            )
 
     def _own_wait_missing(self, number: int, record: int, earlier_writes: bool, where: int) -> None:
         kind = "store" if earlier_writes else "load"
         self.report(Conflict(kind, record, SEVERAL, earlier_writes, number, SEVERAL, True, where))
+
+
+def _distinct(numbers: np.ndarray) -> list[int]:
+    """The values of an array; a set of Python numbers is faster than sorting where there are few."""
+    return list(set(numbers.reshape(-1).tolist())) if numbers.size <= 128 else np.unique(numbers).tolist()
+
+
+def _span(mine: np.ndarray) -> tuple[int, int]:
+    """First column (last axis) of a selection, and the number of columns from there to its last."""
+    touched = np.flatnonzero(mine.reshape(-1, mine.shape[-1]).any(0))
+    return int(touched[0]), int(touched[-1] - touched[0]) + 1

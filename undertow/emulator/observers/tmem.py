@@ -7,7 +7,7 @@ found by `race`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import events as ev
 from .base import Finding, Ledger
@@ -16,7 +16,7 @@ from .base import Finding, Ledger
 class TmemLifetime:
     """Looks at the allocations of every CTA at its end."""
 
-    subscriptions = (ev.CtaFinished, ev.TmemAllocation)
+    subscriptions: ClassVar[tuple[type, ...]] = (ev.CtaFinished, ev.TmemAllocation)
 
     def __init__(self):
         self.ledger = Ledger()

@@ -3,12 +3,13 @@
 Granule: 4 bytes of shared and global memory; one column of a quarter of the lanes of TMEM. Engines read too: an MMA
 its operands and the accumulator it adds to, a bulk store its source. A write narrower than the granule counts for all
 of it. Global buffers hold what the host put there, so only those passed as `workspaces` (arrays) start unwritten.
+Where `race` watches the same launch, a read that races with its write is left to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,10 +23,10 @@ _COLUMNS = 512
 class UninitialisedRead:
     """Marks writes and checks reads."""
 
-    subscriptions = (ev.CtaStarted, ev.MemoryAccess, ev.TmemAccess, ev.TmemAllocation)
+    subscriptions: ClassVar[tuple[type, ...]] = (ev.CtaStarted, ev.MemoryAccess, ev.TmemAccess, ev.TmemAllocation)
 
-    def __init__(self, plan: Any = None, labels: Any = None, workspaces: Sequence[Any] = ()):
-        self._plan, self._labels, self._workspaces = plan, labels, workspaces
+    def __init__(self, plan: Any = None, labels: Any = None, workspaces: Sequence[Any] = (), race: Any = None):
+        self._plan, self._labels, self._workspaces, self._race = plan, labels, workspaces, race
         self.ledger = Ledger()
 
     def start(self, program: Any, launch: Any) -> None:
@@ -50,8 +51,9 @@ class UninitialisedRead:
             self._tmem[id(event.lanes.cta)][:, event.column : event.column + event.num_columns] = False
 
     def finish(self) -> list[Finding]:
-        """All findings."""
-        return self.ledger.list()
+        """All findings, less reads that race with the write: there the missing order is the finding."""
+        racing = self._race.racing_instructions() if self._race else set()
+        return [f for key, f in self.ledger.findings.items() if key[1] not in racing]
 
     def _memory(self, event) -> None:
         if event.space == "shared":

@@ -59,8 +59,9 @@ class Verdict:
             rule = "alias-lifetime" if rule == "race" else rule
         if self._known(rule, order, conflict):
             return
-        column, label = conflict.place, self.names.labels.tmem(conflict.place)
-        buffers = tuple(f"TMEM column {column} ({region or label})" for region in (earlier, later))
+        first, last = conflict.place, conflict.place + conflict.extent - 1
+        columns = f"TMEM columns {first}..{last}" if last > first else f"TMEM column {first}"
+        buffers = tuple(f"{columns} ({region or self.names.labels.tmem(first)})" for region in (earlier, later))
         self._file(rule, order, conflict, buffers, alias)
 
     def _region(self, order: Order, conflict: Conflict, side: str) -> str | None:
@@ -71,12 +72,17 @@ class Verdict:
         return self.names.region(self.names.role(warp), engine, writes, conflict.place, details)
 
     def _order_rule(self, order: Order, conflict: Conflict) -> str:
-        """race, or warp-sync if the edge exists for some lane of the earlier warp, or both are lanes of one warp."""
+        """race, or warp-sync if the edge exists for some lane of the earlier warp, or both are lanes of one warp.
+
+        What was accessed after an operation had been issued races with the operation, whoever issued it.
+        """
         column = int(order.records.column[conflict.earlier])
         if column >= order.num_threads:
             return "race"
         later = order.records.operations.get(conflict.later)
         warp = later.thread // 32 if later else int(order.records.column[conflict.later]) // 32
+        if later and conflict.earlier >= later.issued:
+            return "race"
         if warp == column // 32:
             return "warp-sync"
         clock = order.fit(later.knowledge)[0] if later else order.knows(warp, conflict.later_lane)
@@ -88,7 +94,7 @@ class Verdict:
     @staticmethod
     def _key(rule: str, order: Order, conflict: Conflict) -> tuple:
         instruction = order.records.instruction
-        return rule, int(instruction[conflict.earlier]), int(instruction[conflict.later])
+        return rule, *sorted((int(instruction[conflict.earlier]), int(instruction[conflict.later])))
 
     def _opcode(self, order: Order, number: int) -> str:
         return self.names.program.code[int(order.records.instruction[number])].instruction.mnemonic
@@ -97,11 +103,14 @@ class Verdict:
         earlier = self.names.access(
             order, conflict.earlier, conflict.earlier_lane, _verb(conflict.earlier_writes), buffers[0]
         )
-        later = self.names.access(order, conflict.later, conflict.later_lane, _verb(conflict.later_writes), buffers[1])
+        frees = self._opcode(order, conflict.later).startswith("tcgen05.dealloc")
+        verb = "frees" if frees else _verb(conflict.later_writes)
+        later = self.names.access(order, conflict.later, conflict.later_lane, verb, buffers[1])
         operation: Issued | None = order.records.operations.get(conflict.earlier)
         missing = _ALERTS.get(rule) or (_WAITS[operation.engine] if operation else "")
         if alias:
-            missing = missing or f"a barrier of both warps between the two (the alias guard of {alias})"
+            barrier = self.names.barrier_of(earlier.role, later.role)
+            missing = missing or f"the alias guard of {alias}: {barrier} between the two"
         missing = missing or "an arrival after the first and a wait before the second, or a barrier of both"
         head = f"{alias}: " if alias else ""
         self.ledger.add(
@@ -114,16 +123,21 @@ class Verdict:
 
     # Global memory
 
-    def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, early_end: bool) -> None:
-        """Two accesses of a global granule; earlier and later are (CTA, record, lane)."""
+    def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, remark: str) -> None:
+        """Two accesses of a global granule; earlier and later are (CTA, record, lane).
+
+        remark: "same value" if both write what is there already, "early end" if only the end of the first is unknown,
+        "proxy" if only the fence is missing.
+        """
         first, second = self.orders[earlier[0]], self.orders[later[0]]
-        rule = "global-order"
+        rule = "missing-proxy-fence" if remark == "proxy" else "global-order"
         column = int(first.records.column[earlier[1]])
-        if earlier[0] == later[0] and column < first.num_threads and not early_end:
+        if earlier[0] == later[0] and column < first.num_threads and not remark:
             same_warp = column // 32 == int(second.records.column[later[1]]) // 32
             if same_warp or (clock is not None and clock[column : column + 32].max() > earlier[1]):
                 rule = "warp-sync"
-        key = (rule, int(first.records.instruction[earlier[1]]), int(second.records.instruction[later[1]]))
+        places = (int(first.records.instruction[earlier[1]]), int(second.records.instruction[later[1]]))
+        key = (rule, *sorted(places))
         if self.ledger.has(*key):
             return
         buffer = self.names.global_memory(address)
@@ -134,12 +148,22 @@ class Verdict:
         operation = first.records.operations.get(earlier[1])
         missing = _WAITS[operation.engine] if operation else _ALERTS[rule]
         message = _sentence(*accesses)
-        if early_end:
+        if remark == "early end":
             message = f"the signal between them does not cover the end of the first: {message}"
-        self.ledger.add(key, Finding(rule, message, str(accesses[1]), str(accesses[0]), _hint(rule), missing, accesses))
+        elif remark == "same value":
+            message = f"both write the same value: {message}"
+        severity = "advice" if remark == "same value" else "error"
+        self.ledger.add(
+            key,
+            Finding(rule, message, str(accesses[1]), str(accesses[0]), _hint(rule), missing, accesses, 1, severity),
+        )
 
-    def exit_while_read(self, order: Order, number: int, thread: int) -> None:
-        """A CTA ends although a bulk store may still read its shared memory."""
+    def exit_while_read(self, order: Order, number: int, thread: int, committed: bool) -> None:
+        """A CTA ends although a bulk store may still read its shared memory.
+
+        POLICY: advice where the store was never committed to a group, so that nobody meant to wait. The ISA does not
+        say whether the hardware holds the memory back; flash-attn-4 ends like that.
+        """
         instruction = int(order.records.instruction[number])
         if self.ledger.has("global-order", instruction, -1):
             return
@@ -149,7 +173,17 @@ class Verdict:
         hint = "shared memory of a finished CTA is given to the next one"
         self.ledger.add(
             ("global-order", instruction, -1),
-            Finding("global-order", message, str(access), "", hint, missing, (access,)),
+            Finding(
+                "global-order",
+                message,
+                str(access),
+                "",
+                hint,
+                missing,
+                (access,),
+                1,
+                "error" if committed else "advice",
+            ),
         )
 
     def mbarrier_init(self, order: Order, event: Any, number: int, kind: str) -> None:
@@ -167,6 +201,22 @@ class Verdict:
         )  # fmt: skip
         message = f"{what} is not ordered after its init" if kind == "order" else f"{what}: its init is not fenced"
         self.ledger.add(key, Finding(rule, message, user, str(init), _hint(rule), missing, (init,)))
+
+    def mbarrier_reuse(self, order: Order, event: Any, column: int) -> None:
+        """An mbarrier ends, or begins anew, while somebody may still use it."""
+        key = ("mbarrier-reinitialised", event.decoded.index)
+        if self.ledger.has(*key):
+            return
+        if column < order.num_threads:
+            user = f"warp {column // 32} ({self.names.role(column // 32)})"
+        else:
+            user = " of ".join(map(str, order.column_names[column - order.num_threads][:1]))
+        where = self.names.program.where(event.decoded.index)
+        message = (
+            f"{event.op} of mbarrier {self.names.shared(event.address)}: its last use by {user} is not known to be over"
+        )
+        missing = "a barrier of all users before mbarrier.inval, and another before the next use"
+        self.ledger.add(key, Finding("mbarrier-reinitialised", message, where, "", "", missing))
 
 
 def _verb(writes: bool) -> str:

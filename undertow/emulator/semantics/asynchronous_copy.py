@@ -103,7 +103,9 @@ def make_wait(kind: str, read_only: bool = False, everything: bool = False):
             if everything:
                 for thread in threads:
                     if (kind, thread) in engines.open_groups:
-                        engines.commit_group(kind, thread)
+                        group = engines.commit_group(kind, thread)
+                        if sink:
+                            sink(BulkGroup(lanes, decoded, "commit", thread, tuple(group), kind=kind))
             busy = [t for t in threads if engines.open_count(kind, t) > allowed]
             if busy:
                 detail = f"{engines.open_count(kind, busy[0])} groups of thread {busy[0]} open, {allowed} allowed"

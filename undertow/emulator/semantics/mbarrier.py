@@ -216,7 +216,7 @@ def _make_wait(by_parity: bool, can_block: bool):
             """All lanes ask the same question: True, False, or one Wait per warp."""
             cell = lanes.cta.shared.mbarrier(address)
             if by_parity and key > 1:
-                lanes.cta.machine.note(_parity_finding(key), decoded.index)
+                lanes.cta.machine.note(parity_finding(key), decoded.index)
             success = is_complete(cell, key)
             waits = lanes.cta.warps[lanes.warps[0]].waits if can_block and not success else {}
             if not success and can_block and not (index in waits and waits[index].expired):
@@ -271,7 +271,7 @@ def _mbarrier_wait(lanes, cell, key: int, by_parity: bool, is_complete) -> Wait:
     return Wait("mbarrier", cell.address, detail, lambda: is_complete(cell, key), can_expire=True)
 
 
-def _parity_finding(parity: int) -> Finding:
+def parity_finding(parity: int) -> Finding:
     return Finding(
         "mbarrier-parity-range",
         f"mbarrier wait with parity {parity}; the ISA allows 0 and 1, bit 0 is used",

@@ -122,6 +122,12 @@ class Row:
     blocking: bool = False
     control: bool = False
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether a warp executes the form as a whole, so that its guard must agree among the lanes of a warp."""
+        words = {word for _, choices, optional in self.parts if not optional for word in choices}
+        return bool(words & {"sync", "aligned"}) or self.syntax.startswith(("bar.", "bar{", "barrier"))
+
     def column(self, which: str, mods: Mapping) -> str | None:
         """Return the text of the `numpy` or `cpp` column for these modifiers."""
         value = self.numpy if which == "numpy" else self.cpp

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..errors import ProtocolError
 from ..events import WarpSynchronised
+from ..numpy_backend import floats
 from .lane_values import full
 from .table import Effect, machine
 
@@ -197,6 +198,24 @@ def _redux(decoded, bus):
 
     def reduce(values, lane):
         return ufunc.reduce(values, dtype=values.dtype)
+
+    return _collective(decoded, bus, lambda lanes, a: _per_warp(lanes, full(a, lanes.n), reduce).view(np.uint32))
+
+
+@machine(
+    "redux.sync.<op>{.abs}{.NaN}.f32 d:f32, a:f32, members:b32", chapter=CHAPTER, effects=_SYNC, op="min max",
+)  # fmt: skip
+def _redux_float(decoded, bus):
+    """Minimum or maximum of f32: numbers win over NaN unless .NaN; -0 is less than +0."""
+    mods = decoded.mods
+    extreme = floats.float_min if mods["op"] == "min" else floats.float_max
+
+    def reduce(values, lane):
+        values = np.abs(values) if mods["abs"] else values
+        result = values[:1].copy()
+        for value in values[1:]:
+            extreme(result, value[None], result, (False, mods["NaN"], False))
+        return result[0]
 
     return _collective(decoded, bus, lambda lanes, a: _per_warp(lanes, full(a, lanes.n), reduce).view(np.uint32))
 

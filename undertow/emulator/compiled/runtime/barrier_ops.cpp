@@ -14,11 +14,6 @@ uint64_t shared_address(uint64_t value) {
 
 namespace {
 
-template <class Body>
-void each_lane(uint32_t mask, Body&& body) {
-    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
-}
-
 // Shared addresses of the active lanes; aux[5] says whether the register has 64 bits.
 struct LaneCells {
     explicit LaneCells(const Context& c) {
@@ -145,16 +140,19 @@ void complete_barrier(Cta& cta, NamedBarrier& barrier) {
 
 void check_whole_warp(const Context& c) {
     if (c.warp.live_mask() & ~c.group.mask) {
-        fail(FaultKind::protocol, "barrier reached by lanes 0x%08x of warp %d only", c.group.mask, c.warp.number);
+        fail(FaultKind::protocol, kPartialWarp, "barrier reached by lanes 0x%08x of warp %d only", c.group.mask,
+             c.warp.number);
     }
     if (c.mask != c.group.mask) {
-        fail(FaultKind::protocol, "barrier guarded by a predicate that is false in some lanes of a warp");
+        fail(FaultKind::protocol, kPartialWarp,
+             "barrier guarded by a predicate that is false in some lanes of a warp");
     }
 }
 
 namespace {
 
 constexpr int64_t kClusterBarrier = 16;
+constexpr Rule kCountRule{"named-barrier-count"};
 
 std::string count_or_all(int64_t threads) { return threads ? std::to_string(threads) : "all"; }
 
@@ -165,14 +163,14 @@ void arrive(const Context& c, int64_t id, int64_t threads) {
     }
     NamedBarrier& barrier = c.cta.barriers[id];
     if (barrier.arrived && barrier.expected != threads) {
-        fail(FaultKind::protocol, "barrier %lld: warp %d expects %s threads, warps already there expect %s",
+        fail(FaultKind::protocol, kCountRule, "barrier %lld: warp %d expects %s threads, warps already there expect %s",
              (long long)id, c.warp.number, count_or_all(threads).c_str(), count_or_all(barrier.expected).c_str());
     }
     barrier.expected = threads;
     barrier.arrived += kLanes;
     int64_t needed = threads ? threads : c.cta.live_warps() * kLanes;
     if (barrier.arrived > needed) {
-        fail(FaultKind::protocol, "barrier %lld: %lld threads arrived, %lld expected", (long long)id,
+        fail(FaultKind::protocol, kCountRule, "barrier %lld: %lld threads arrived, %lld expected", (long long)id,
              (long long)barrier.arrived, (long long)needed);
     }
     if (barrier.arrived == needed) complete_barrier(c.cta, barrier);
@@ -283,7 +281,9 @@ Step op_setmaxnreg(Context& c) {
     if (value % 8 || value < 24 || value > 256) {
         fail(FaultKind::protocol, "setmaxnreg to %u registers; allowed are multiples of 8 from 24 to 256", value);
     }
-    if (c.group.mask != kFullMask) fail(FaultKind::protocol, "setmaxnreg executed by part of a warp");
+    if (c.group.mask != kFullMask) {
+        fail(FaultKind::protocol, Rule{"register-pool"}, "setmaxnreg executed by part of a warp");
+    }
     return Step::next;
 }
 

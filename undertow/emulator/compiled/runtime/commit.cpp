@@ -36,7 +36,7 @@ void reduce_elements(uint8_t* memory, const uint8_t* data, uint64_t num_bytes, A
 }  // namespace
 
 void reduce_bytes(uint8_t* memory, const uint8_t* data, uint64_t num_bytes, AtomicOp op, AtomicType type) {
-    if (op == AtomicOp::add && type == AtomicType::f32) {  // the case of every dQ accumulator, in a form that vectorises
+    if (op == AtomicOp::add && type == AtomicType::f32) {  // every dQ accumulator, in a form that vectorises
         for (uint64_t i = 0; i < num_bytes; i += 4) {
             float old, fresh;
             std::memcpy(&old, memory + i, 4);

@@ -39,11 +39,6 @@ uint8_t* global_bytes(Cta& cta, uint64_t address, uint64_t size, bool is_write) 
     return buffer.host + (address - buffer.base);
 }
 
-template <class Body>
-void each_lane(uint32_t mask, Body&& body) {
-    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
-}
-
 void signal_bytes(Cta& cta, uint64_t barrier, uint64_t num_bytes) {
     cta.shared.mbarrier(barrier).complete(int64_t(num_bytes));
     cta.progress += 1;

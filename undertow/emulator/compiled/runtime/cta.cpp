@@ -93,7 +93,7 @@ bool Cta::take_turn() {
 
 void Cta::wait_for_turn() {
     if (take_turn()) return;
-    if (!launch.commits->wait_for_turn(size_t(place))) throw Fault{FaultKind::none, "stopped by a fault elsewhere"};
+    if (!launch.commits->wait_for_turn(size_t(place))) throw Fault{FaultKind::none, "stopped by a fault elsewhere", ""};
     take_turn();
 }
 

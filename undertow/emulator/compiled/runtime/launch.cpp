@@ -66,6 +66,7 @@ struct Outcome {
     Blocked* blocked;  // [max_blocked]
     int32_t max_blocked, max_notes;
     int64_t* notes;    // [max_notes] pairs (instruction, value)
+    char rule[48];
     char fact[1024];
 };
 
@@ -177,6 +178,8 @@ private:
                 commits_.finish(next, std::move(cta.reductions));
             } catch (const Fault& fault) {
                 stop(fault, cta, {&cta});
+            } catch (const std::exception& error) {
+                stop(Fault{FaultKind::launch, error.what(), ""}, cta, {&cta});
             }
         }
         add(cta);
@@ -276,6 +279,7 @@ private:
         outcome_.code = cta.at.code;
         outcome_.mask = cta.at.mask;
         outcome_.is_completion = cta.at.is_completion;
+        std::snprintf(outcome_.rule, sizeof(outcome_.rule), "%s", fault.rule.c_str());
         std::snprintf(outcome_.fact, sizeof(outcome_.fact), "%s", fault.fact.c_str());
         outcome_.num_blocked = 0;
         if (fault.kind != FaultKind::deadlock) return;

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +20,22 @@ namespace undertow {
 constexpr uint64_t kSharedWindow = 0x7F4000000000, kParamWindow = 0x7F5000000000, kLocalWindow = 0x7F6000000000;
 constexpr uint64_t kWindowBytes = uint64_t(1) << 32;
 
+// A small generator of reproducible choices (splitmix64).
+class Random {
+public:
+    void seed(uint64_t value) { state_ = value; }
+
+    uint64_t operator()() {
+        uint64_t z = state_ += 0x9e3779b97f4a7c15;
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+        return z ^ (z >> 31);
+    }
+
+private:
+    uint64_t state_ = 0;
+};
+
 enum class WaitKind : int { none = 0, mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc };
 
 // Why lanes cannot go on. When `is_ready` says so, the instruction runs once more.
@@ -29,7 +44,8 @@ struct Wait {
     uint64_t subject = 0;     // address, id or count, for the label
     int64_t argument = 0;     // parity, phase, generation or limit of open groups
     bool by_parity = false;
-    std::vector<std::pair<uint64_t, int64_t>> others;  // more (subject, argument); any is enough (mbarrier) or all needed
+    // More (subject, argument), where lanes differ: one of these mbarriers is enough, all of these threads are needed.
+    std::vector<std::pair<uint64_t, int64_t>> others;
     bool can_expire = false;  // try_wait may come back false when nothing else can happen ...
     bool expired = false;     // ... which this tells it
 };
@@ -58,7 +74,7 @@ struct NamedBarrier {
 
 enum class Engine : int { tensor, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
 
-// Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there and completes now.
+// Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there earlier.
 struct Place {
     int cta = -1, warp = -1, code = -1;
     uint32_t mask = 0;
@@ -106,7 +122,7 @@ private:
 
     Completion mode_;
     Place& place_;
-    std::mt19937_64 random_;
+    Random random_;
     int64_t num_issued_ = 0;
     std::vector<Operation> tensor_pipe_, copies_;
     std::map<std::pair<int, int>, std::vector<std::vector<Operation>>> groups_;
@@ -184,7 +200,7 @@ public:
     std::vector<Reduction> reductions;        // put off until all earlier CTAs have committed
     std::vector<std::pair<int32_t, int64_t>> notes;  // (instruction, value): parities that the ISA forbids
     int64_t instructions = 0, progress = 0, polls = 0;
-    std::mt19937_64 random;
+    Random random;
 
 private:
     void wait_for_turn();
@@ -218,6 +234,11 @@ struct Context {
     int thread(int lane) const { return warp.number * kLanes + lane; }
 };
 
+template <class Body>
+inline void each_lane(uint32_t mask, Body&& body) {
+    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
+}
+
 // yield: the instruction is done, and other warps should go before the next one.
 enum class Step { next, blocked, yield };
 using MachineHandler = Step (*)(Context&);
@@ -233,8 +254,8 @@ extern const int num_lane_handlers;
 
 // Runs a CTA to its end, or returns false when it only polls. Throws Fault; `cta.at` then says where.
 bool run_cta(Cta& cta);
-// `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait for
-// each other; done only when nothing else can run.
+// `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait
+// for each other; done only when nothing else can run.
 void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake = false);
 bool is_ready(Cta& cta, Warp& warp, const Wait& wait);
 void complete_barrier(Cta& cta, NamedBarrier& barrier);

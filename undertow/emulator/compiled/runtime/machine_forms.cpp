@@ -3,16 +3,15 @@
 
 namespace undertow {
 
-#define UNDERTOW_FORMS(FORM)                                                                                      \
-    FORM(load) FORM(store) FORM(atomic)                                                                            \
-    FORM(shfl) FORM(elect) FORM(vote) FORM(vote_ballot) FORM(match) FORM(redux) FORM(activemask)                   \
-    FORM(bar_warp_sync) FORM(pack) FORM(unpack) FORM(resize) FORM(not_predicate) FORM(clock)                                                       \
-    FORM(mbarrier_init) FORM(mbarrier_inval) FORM(mbarrier_tx) FORM(mbarrier_arrive) FORM(mbarrier_wait)           \
-    FORM(pending_count) FORM(barrier_sync) FORM(barrier_arrive) FORM(cluster_arrive) FORM(cluster_wait)            \
-    FORM(nothing) FORM(zero) FORM(setmaxnreg)                                                                      \
-    FORM(bulk_load) FORM(bulk_to_global) FORM(cp_async) FORM(commit_group) FORM(wait_group)                        \
-    FORM(cp_async_arrive) FORM(st_bulk) FORM(tensor_load) FORM(tensor_store)                                       \
-    FORM(mma) FORM(commit) FORM(tmem_alloc) FORM(tmem_dealloc) FORM(tmem_relinquish) FORM(tmem_load)               \
+#define UNDERTOW_FORMS(FORM)                                                                                  \
+    FORM(load) FORM(store) FORM(atomic) FORM(shfl) FORM(elect) FORM(vote) FORM(vote_ballot) FORM(match)       \
+    FORM(redux) FORM(redux_float) FORM(activemask) FORM(bar_warp_sync) FORM(pack) FORM(unpack)                \
+    FORM(resize) FORM(not_predicate) FORM(clock) FORM(mbarrier_init) FORM(mbarrier_inval)                     \
+    FORM(mbarrier_tx) FORM(mbarrier_arrive) FORM(mbarrier_wait) FORM(pending_count) FORM(barrier_sync)        \
+    FORM(barrier_arrive) FORM(cluster_arrive) FORM(cluster_wait) FORM(nothing) FORM(zero)                     \
+    FORM(setmaxnreg) FORM(bulk_load) FORM(bulk_to_global) FORM(cp_async) FORM(commit_group)                   \
+    FORM(wait_group) FORM(cp_async_arrive) FORM(st_bulk) FORM(tensor_load) FORM(tensor_store) FORM(mma)       \
+    FORM(commit) FORM(tmem_alloc) FORM(tmem_dealloc) FORM(tmem_relinquish) FORM(tmem_load)                    \
     FORM(tmem_store) FORM(tmem_wait) FORM(ldmatrix) FORM(stmatrix)
 
 #define UNDERTOW_DECLARE(name) Step op_##name(Context& c);

@@ -7,6 +7,8 @@ namespace undertow {
 
 using ull = unsigned long long;
 
+constexpr int32_t kNoCell = -1, kEndedCell = -2;  // in cell_of_word_
+constexpr Rule kLifetime{"tmem-lifetime"};
 constexpr int64_t kMaxCount = (1 << 20) - 1;
 
 Buffer& GlobalMemory::find(uint64_t address, uint64_t size) const {
@@ -16,8 +18,9 @@ Buffer& GlobalMemory::find(uint64_t address, uint64_t size) const {
     if (below && address + size <= below->end) return *below;
     const Buffer* above = next == buffers.end() ? nullptr : next->get();
     const auto refuse = [&](const Buffer& nearest, const char* what, uint64_t distance, const char* side) {
-        fail(FaultKind::memory, "%llu bytes at %#llx are outside %s [%#llx, %#llx): they %s %llu bytes %s it", ull(size),
-             ull(address), nearest.label.c_str(), ull(nearest.base), ull(nearest.end), what, ull(distance), side);
+        fail(FaultKind::memory, "%llu bytes at %#llx are outside %s [%#llx, %#llx): they %s %llu bytes %s it",
+             ull(size), ull(address), nearest.label.c_str(), ull(nearest.base), ull(nearest.end), what,
+             ull(distance), side);
     };
     if (above && (!below || above->base - address < address - below->end)) {
         refuse(*above, "begin", above->base - address, "before");
@@ -29,7 +32,7 @@ Buffer& GlobalMemory::find(uint64_t address, uint64_t size) const {
 
 void Mbarrier::arrive(int64_t arrivals, bool drop) {
     if (arrivals > pending) {
-        fail(FaultKind::protocol,
+        fail(FaultKind::protocol, Rule{"mbarrier-over-arrival"},
              "over-arrival at mbarrier %#llx: %lld arrivals, %lld of %lld pending in phase %lld", ull(address),
              (long long)arrivals, (long long)pending, (long long)count, (long long)phase);
     }
@@ -41,8 +44,8 @@ void Mbarrier::arrive(int64_t arrivals, bool drop) {
 void Mbarrier::expect(int64_t num_bytes) {
     tx += num_bytes;
     if (std::abs(tx) > kMaxCount) {
-        fail(FaultKind::protocol, "transaction count of mbarrier %#llx leaves its range: %lld bytes", ull(address),
-             (long long)tx);
+        fail(FaultKind::protocol, Rule{"mbarrier-bytes"},
+             "transaction count of mbarrier %#llx leaves its range: %lld bytes", ull(address), (long long)tx);
     }
 }
 
@@ -65,7 +68,7 @@ SharedMemory::SharedMemory(uint64_t base, uint64_t size)
 
 void SharedMemory::reset() {
     std::fill(bytes_.begin(), bytes_.end(), kPoisonByte);
-    std::fill(cell_of_word_.begin(), cell_of_word_.end(), -1);
+    std::fill(cell_of_word_.begin(), cell_of_word_.end(), kNoCell);
     cells_.clear();
     cells_begin_ = ~uint64_t(0);
     cells_end_ = 0;
@@ -91,13 +94,14 @@ void SharedMemory::check_range(uint64_t address, uint64_t num_bytes) const {
 
 void SharedMemory::init_mbarrier(uint64_t address, int64_t count) {
     if (count < 1 || count > kMaxCount) {
-        fail(FaultKind::protocol, "mbarrier.init at %#llx with count %lld; allowed are 1 to %lld", ull(address),
-             (long long)count, (long long)kMaxCount);
+        fail(FaultKind::protocol, Rule{"mbarrier-count"},
+             "mbarrier.init at %#llx with count %lld; allowed are 1 to %lld", ull(address), (long long)count,
+             (long long)kMaxCount);
     }
     if (address % 8) fail(FaultKind::memory, "mbarrier at %#llx is not aligned to 8 bytes", ull(address));
     if (address / 8 < cell_of_word_.size() && cell_of_word_[address / 8] >= 0) {
-        fail(FaultKind::protocol, "mbarrier.init at %#llx, where an mbarrier is live; mbarrier.inval it first",
-             ull(address));
+        fail(FaultKind::protocol, Rule{"mbarrier-reinitialised"},
+             "mbarrier.init at %#llx, where an mbarrier is live; mbarrier.inval it first", ull(address));
     }
     check_range(address, 8);
     cell_of_word_[address / 8] = int32_t(cells_.size());
@@ -108,7 +112,7 @@ void SharedMemory::init_mbarrier(uint64_t address, int64_t count) {
 
 void SharedMemory::inval_mbarrier(uint64_t address) {
     mbarrier(address);
-    cell_of_word_[address / 8] = -1;
+    cell_of_word_[address / 8] = kEndedCell;
     std::memset(at(address), kPoisonByte, 8);
 }
 
@@ -123,8 +127,9 @@ Mbarrier& SharedMemory::mbarrier(uint64_t address) {
         std::snprintf(text, sizeof(text), "%s%#llx", live.empty() ? "" : ", ", ull(word * 8));
         live += text;
     }
-    fail(FaultKind::protocol, "no initialised mbarrier at %#llx; live ones: %s", ull(address),
-         live.empty() ? "none" : live.c_str());
+    const bool has_ended = address / 8 < cell_of_word_.size() && cell_of_word_[address / 8] == kEndedCell;
+    fail(FaultKind::protocol, Rule{has_ended ? "mbarrier-reinitialised" : "race"},
+         "no initialised mbarrier at %#llx; live ones: %s", ull(address), live.empty() ? "none" : live.c_str());
 }
 
 void TensorMemory::reset() {
@@ -143,7 +148,9 @@ int64_t TensorMemory::allocate(int64_t num_columns) {
         fail(FaultKind::protocol, "tcgen05.alloc of %lld columns; allowed are powers of two from 32 to 512",
              (long long)num_columns);
     }
-    if (!may_allocate) fail(FaultKind::protocol, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
+    if (!may_allocate) {
+        fail(FaultKind::protocol, kLifetime, "tcgen05.alloc after tcgen05.relinquish_alloc_permit");
+    }
     for (int64_t first = 0; first < kColumns; first += num_columns) {
         bool is_free = std::all_of(allocations.begin(), allocations.end(), [&](const auto& a) {
             return first + num_columns <= a.first || a.first + a.second <= first;
@@ -160,7 +167,7 @@ int64_t TensorMemory::allocate(int64_t num_columns) {
 void TensorMemory::deallocate(int64_t first, int64_t num_columns) {
     auto found = allocations.find(first);
     if (found == allocations.end() || found->second != num_columns) {
-        fail(FaultKind::protocol, "tcgen05.dealloc of columns %lld..%lld; live: %s", (long long)first,
+        fail(FaultKind::protocol, kLifetime, "tcgen05.dealloc of columns %lld..%lld; live: %s", (long long)first,
              (long long)(first + num_columns - 1), describe().c_str());
     }
     allocations.erase(found);
@@ -171,8 +178,8 @@ void TensorMemory::check(int64_t first, int64_t num_columns, const char* what) c
     for (const auto& [start, size] : allocations) {
         if (start <= first && first + num_columns <= start + size) return;
     }
-    fail(FaultKind::memory, "%s of TMEM columns %lld..%lld outside live allocations: %s", what, (long long)first,
-         (long long)(first + num_columns - 1), describe().c_str());
+    fail(FaultKind::memory, kLifetime, "%s of TMEM columns %lld..%lld outside live allocations: %s", what,
+         (long long)first, (long long)(first + num_columns - 1), describe().c_str());
 }
 
 std::string TensorMemory::describe() const {

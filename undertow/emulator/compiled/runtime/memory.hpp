@@ -73,7 +73,7 @@ public:
 private:
     uint64_t base_, end_;
     std::vector<uint8_t> bytes_;  // index is the address
-    std::vector<int32_t> cell_of_word_;  // by address / 8; -1: none
+    std::vector<int32_t> cell_of_word_;  // by address / 8; negative: none
     std::vector<Mbarrier> cells_;
     uint64_t cells_begin_, cells_end_;
 };

@@ -270,7 +270,8 @@ void atomic_as(const Context& c, MemoryAccess& access) {
                 Element old, swap = 0;
                 std::memcpy(&old, place, sizeof(Element));
                 if (op == AtomicOp::cas) swap = c.row<Element>(c.inst.s[2])[i];
-                Element fresh = Element(combine(op, type, uint64_t(old), uint64_t(c.row<Element>(from)[i]), uint64_t(swap)));
+                const Element operand = c.row<Element>(from)[i];
+                const Element fresh = Element(combine(op, type, uint64_t(old), uint64_t(operand), uint64_t(swap)));
                 std::memcpy(place, &fresh, sizeof(Element));
                 has_changed |= fresh != old;
                 if (!returns) continue;

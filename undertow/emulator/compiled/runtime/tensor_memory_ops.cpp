@@ -12,7 +12,7 @@ namespace {
 
 void check_whole(const Context& c, const char* what) {
     if (c.mask != kFullMask) {
-        fail(FaultKind::protocol, "%s executed by part of a warp; all 32 lanes must take part", what);
+        fail(FaultKind::protocol, kPartialWarp, "%s executed by part of a warp; all 32 lanes must take part", what);
     }
 }
 
@@ -35,8 +35,9 @@ struct Quarter {
         column = value & 0xFFFF;
         const int64_t own = 32 * (c.warp.number % 4);
         if (row != own) {
-            fail(FaultKind::memory, "%s at TMEM lane %lld by warp %d, which may use lanes %lld to %lld only", what,
-                 (long long)row, c.warp.number, (long long)own, (long long)(own + 31));
+            fail(FaultKind::memory, Rule{"tmem-lane"},
+                 "%s at TMEM lane %lld by warp %d, which may use lanes %lld to %lld only", what, (long long)row,
+                 c.warp.number, (long long)own, (long long)(own + 31));
         }
         c.cta.tmem.check(column, count, what);
     }

@@ -1,19 +1,21 @@
 // Warp collectives and register moves that mix lanes or rows: shfl, elect, vote, match, redux, mov with vectors.
 #include <algorithm>
 
+#include "lanes.hpp"
 #include "machine.hpp"
 
 namespace undertow {
 
 void check_members(const Context& c, uint32_t members) {
     if (c.mask != c.group.mask) {
-        fail(FaultKind::protocol, "a warp collective is guarded by a predicate that is false in some of its lanes");
+        fail(FaultKind::protocol, kPartialWarp,
+             "a warp collective is guarded by a predicate that is false in some of its lanes");
     }
     uint32_t present = c.group.mask;
     if (members == kFullMask && present == kFullMask) return;
     uint32_t live = c.warp.live_mask() | present;
     if (((members & live) & ~present) || (present & ~members)) {
-        fail(FaultKind::protocol,
+        fail(FaultKind::protocol, kPartialWarp,
              "warp collective with member mask 0x%08x reached by lanes 0x%08x of warp %d only", members, present,
              c.warp.number);
     }
@@ -22,11 +24,6 @@ void check_members(const Context& c, uint32_t members) {
 namespace {
 
 uint32_t members_of(const Context& c, int32_t ref) { return c.row<uint32_t>(ref)[c.lane()]; }
-
-template <class Body>
-void each_lane(uint32_t mask, Body&& body) {
-    for (uint32_t left = mask; left; left &= left - 1) body(__builtin_ctz(left));
-}
 
 void write_predicate(const Context& c, int32_t ref, uint32_t value) {
     if (ref < 0) return;
@@ -126,6 +123,31 @@ Step op_match(Context& c) {
     uint32_t* d = c.out<uint32_t>(c.inst.d[0]);
     each_lane(c.mask, [&](int lane) { d[lane] = results[lane]; });
     write_predicate(c, c.inst.d[1], equal);
+    return Step::next;
+}
+
+namespace {
+
+// Minimum or maximum of f32 over the lanes: numbers win over NaN unless `nan_wins`.
+float extreme_of(const Context& c, const float* a, bool is_min, bool is_magnitude, bool nan_wins) {
+    const auto value = [&](int lane) { return is_magnitude ? std::fabs(a[lane]) : a[lane]; };
+    float result = value(c.lane());
+    each_lane(c.mask & (c.mask - 1), [&](int lane) {
+        const float x = result, y = value(lane);
+        result = nan_wins ? (is_min ? fmin_nan(x, y) : fmax_nan(x, y)) : is_min ? fmin_num(x, y) : fmax_num(x, y);
+    });
+    return result;
+}
+
+}  // namespace
+
+// aux: 0 min, max; 1 .abs; 2 .NaN; s: values, members.
+Step op_redux_float(Context& c) {
+    check_members(c, members_of(c, c.inst.s[1]));
+    const float result =
+        extreme_of(c, c.row<float>(c.inst.s[0]), c.inst.aux[0] == 0, c.inst.aux[1] != 0, c.inst.aux[2] != 0);
+    float* d = c.out<float>(c.inst.d[0]);
+    each_lane(c.mask, [&](int lane) { d[lane] = result; });
     return Step::next;
 }
 

@@ -1,0 +1,120 @@
+"""`undertow mutate`: take one synchronisation away at a time, and tell which of them nobody misses."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from undertow.cases import CaseError, Kernel
+from undertow.cli import Outcome
+from undertow.commands.targets import add_target, own_kernel, settings_of, shape_of
+from undertow.emulator import EmulatorError
+from undertow.inputs import InputError
+from undertow.kernels.sm100.launch import LaunchInputError
+from undertow.kernels.sm100.plan import SCHEDULES, plan
+from undertow.mutate import BY_RESULT, BY_RULE, FOLDER, Report, Row, mutate, read_reasons, reasons_for
+from undertow.mutate.sites import KINDS
+from undertow.mutate.survivors import CATEGORIES
+from undertow.progress import Progress
+from undertow.ptx import PtxSyntaxError
+
+
+def _listed(words: dict[str, str]) -> str:
+    return "\n".join(f"  {word:<14}{meaning}" for word, meaning in words.items())
+
+
+DESCRIPTION = f"""\
+Neutralise every synchronisation of a kernel, one at a time, in its PTX, and run each mutant as `undertow check` does,
+until an observer reports something or a result is wrong. Without options: the main kernel of `split`.
+
+A mutant that nobody notices survives; the reason is kept as data, under {FOLDER.name}/ of this package or in the file
+given with --survivors. Exit code 0: every survivor has one. 1: some have none, or a reason is stale. 2: bad input.
+
+What is taken away:
+{_listed(KINDS)}
+
+Categories of reasons:
+{_listed(CATEGORIES)}
+"""
+BAD_INPUT = (CaseError, InputError, LaunchInputError, EmulatorError, PtxSyntaxError)
+DEFAULT_SCHEDULE = "split"
+HEADINGS = ("verdict", "role", "kind", "about", "place", "function", "by, or why not")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `undertow mutate`."""
+    parser.add_argument("--schedule", choices=SCHEDULES, help=f"of the main kernel (default: {DEFAULT_SCHEDULE})")
+    parser.add_argument("--kind", action="append", choices=KINDS, help="mutate only this kind; may be repeated")
+    parser.add_argument(
+        "--survivors", metavar="FILE", help="justifications, .toml (default for our kernels: those of this package)"
+    )
+    add_target(parser, seeds=2)
+
+
+def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """Mutate what the command line asks for.
+
+    Raises: one of BAD_INPUT for a kernel, file or option that cannot be used.
+    """
+    settings = settings_of(arguments)
+    kernel = own_kernel(arguments)
+    ours = kernel is None
+    name = (arguments.schedule or DEFAULT_SCHEDULE) if kernel is None else kernel.name
+    path = arguments.survivors or (FOLDER / "sm100.toml" if ours else None)
+    reasons = reasons_for(read_reasons(Path(path)) if path else [], name)
+    kernel = kernel or _main_kernel(arguments, name, progress)
+    kinds = set(arguments.kind or KINDS)
+    report = mutate(
+        kernel, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step
+    )
+    return outcome(report, name)
+
+
+def _main_kernel(arguments: argparse.Namespace, schedule: str, progress: Progress) -> Kernel:
+    from undertow.backward_case import main_case
+
+    progress.step(f"compiling {schedule}")
+    return main_case(plan(schedule), shape_of(arguments), arguments.seed or 0)
+
+
+def outcome(report: Report, name: str) -> Outcome:
+    """Word a mutation run of the kernel called `name`."""
+    record = {"schedule": name, **report.record}
+    killed = len(report.rows) - len(report.survivors)
+    explained = len(report.survivors) - len(report.unexplained)
+    lines = [*_table(report.rows), ""]
+    for row in report.survivors:
+        lines += [_told(row), ""]
+    lines += [f"STALE: {line}" for line in report.stale]
+    lines.append(
+        f"{name}: {len(report.rows)} mutants, {killed} killed, {explained} survivors explained, "
+        f"{len(report.unexplained)} unexplained, {len(report.redundant)} redundant; {report.seconds:.0f} s"
+    )
+    return Outcome(report.ok, record, "\n".join(lines))
+
+
+def _told(row: Row) -> str:
+    if row.reason is None:
+        return f"UNEXPLAINED: {row.mutant.name}, PTX line {_lines(row)}: nothing noticed that it is gone"
+    return f"Survived, {row.reason.category}: {row.mutant.name}, PTX line {_lines(row)}\n  {row.reason.because}"
+
+
+def _lines(row: Row) -> str:
+    return ", ".join(map(str, row.mutant.lines))
+
+
+def _table(rows: tuple[Row, ...]) -> list[str]:
+    cells = [HEADINGS, *map(_cells, rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    name = row.mutant.name
+    verdict = row.verdict
+    rules = ", ".join(verdict.rules) + (" (strict)" if verdict.strict else "")
+    by = {BY_RULE: rules, BY_RESULT: verdict.shown.partition("\n")[0]}.get(verdict.how)
+    if by is None:
+        by = row.reason.category if row.reason else "UNEXPLAINED"
+    about = f"{name.about or name.form} #{name.ordinal}" if name.ordinal > 1 else name.about or name.form
+    return (verdict.how, name.role, name.kind, about, name.place, name.function, by)

@@ -1,0 +1,67 @@
+"""What `check` and `mutate` run: our schedules on a random batch, or any PTX file with a launch description."""
+
+from __future__ import annotations
+
+import argparse
+
+from undertow.cases import COMPLETIONS, CaseError, Kernel, settings
+from undertow.emulator import Options
+from undertow.inputs import Shape
+from undertow.launch_file import read_kernel
+from undertow.pool import cores
+
+# the least that fills every pipeline and has tails: three query tiles by two key tiles, both last ones partial
+DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
+
+
+def add_target(parser: argparse.ArgumentParser, seeds: int) -> None:
+    """Add the options that say what is run, and how often."""
+    for name, default in zip(Shape._fields, DEFAULT_SHAPE):
+        parser.add_argument(_flag(name), type=int, metavar="N", help=f"extent of the random batch (default: {default})")
+    parser.add_argument("--seed", type=int, help="of the random batch (default: 0)")
+    parser.add_argument("--ptx", metavar="FILE", help="a PTX file instead of a schedule of ours; needs --launch")
+    parser.add_argument("--launch", metavar="FILE", help="its launch description, .toml or .json (see below)")
+    parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help="scheduler seeds (default: %(default)s)")
+    parser.add_argument(
+        "--completion",
+        action="append",
+        choices=COMPLETIONS,
+        help="when asynchronous operations happen; may be repeated (default: all three)",
+    )
+    parser.add_argument("--jobs", type=int, default=cores(), metavar="N", help="processes (default: %(default)s)")
+
+
+def own_kernel(arguments: argparse.Namespace) -> Kernel | None:
+    """The kernel of --ptx and --launch, None if a schedule is to be run.
+
+    Raises: CaseError if one lacks the other, if options for schedules are given as well, or for a wrong file.
+    """
+    ptx, launch = arguments.ptx, arguments.launch
+    if ptx is None and launch is None:
+        return None
+    if ptx is None or launch is None:
+        raise CaseError("--launch: needs --ptx, too" if ptx is None else "--ptx: needs --launch, too")
+    given = [name for name in (*Shape._fields, "seed", "schedule") if getattr(arguments, name) is not None]
+    if given:
+        raise CaseError(f"{', '.join(map(_flag, given))}: not allowed beside --ptx, whose launch file says it all")
+    return read_kernel(ptx, launch)
+
+
+def shape_of(arguments: argparse.Namespace) -> Shape:
+    """The shape of the random batch."""
+    given = {name: getattr(arguments, name) for name in Shape._fields if getattr(arguments, name) is not None}
+    return DEFAULT_SHAPE._replace(**given)
+
+
+def settings_of(arguments: argparse.Namespace) -> list[Options]:
+    """The settings under which everything is run.
+
+    Raises: CaseError for less than one seed or process.
+    """
+    if arguments.jobs < 1:
+        raise CaseError(f"--jobs={arguments.jobs}: must be at least 1")
+    return settings(arguments.seeds, arguments.completion or COMPLETIONS)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
