@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from undertow.reference import DENSE, Scoring, attention_forward, round_to
+from undertow.reference import DENSE, Scoring, Sequences, attention_forward, round_to
 
 HEAD_DIM = 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,7 +27,10 @@ class InputError(ValueError):
 
 
 class Shape(NamedTuple):
-    """What is free in a batch; head_dim is 64. kv_heads divides heads; None, which only asks, is as many as heads."""
+    """What is free in a batch; head_dim is 64. kv_heads divides heads; None, which only asks, is as many as heads.
+
+    Of packed sequences: how many, the rows of all of them, and the rows of all their keys.
+    """
 
     batch: int
     seqlen_q: int
@@ -43,7 +46,8 @@ class Batch:
     q, dout, out: (batch, seqlen_q, heads, 64); k, v: (batch, seqlen_k, kv_heads, 64). All bf16 or all fp16, of
     any strides.
     lse: (batch, heads, seqlen_q) float32, natural logarithm; -inf where a row sees no key.
-    scoring: scale and mask of the attention.
+    scoring: scale, mask and whatever else makes P of q and k. Packed sequences have no batch dimension, and rows that
+    are not used may hold anything. dlse: gradient that flows into lse, like it, or None.
     computed: those of out and lse that the float64 reference made, because nobody gave them.
     Raises: InputError for a wrong type, rank, shape or an element that is not finite.
     """
@@ -55,15 +59,18 @@ class Batch:
     out: Tensor
     lse: Tensor
     scoring: Scoring = field(default=DENSE, kw_only=True)
+    dlse: Tensor | None = field(default=None, kw_only=True)
     computed: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        check_tensors({name: getattr(self, name) for name in REQUIRED + OPTIONAL}, self.scoring)
+        given = {name: getattr(self, name) for name in REQUIRED + OPTIONAL}
+        check_tensors(given if self.dlse is None else {**given, "dlse": self.dlse}, self.scoring)
 
     @property
     def shape(self) -> Shape:
-        batch, seqlen_q, heads, _ = self.q.shape
-        return Shape(batch, seqlen_q, self.k.shape[1], heads, self.k.shape[2])
+        sequences = self.scoring.sequences
+        batch = self.q.shape[0] if sequences is None else len(sequences.cu_seqlens_q) - 1
+        return Shape(batch, *(x.shape[-3] for x in (self.q, self.k)), *(x.shape[-2] for x in (self.q, self.k)))
 
 
 def random_batch(shape: Shape, seed: int = 0, scoring: Scoring = DENSE, dtype: torch.dtype = torch.bfloat16) -> Batch:
@@ -78,8 +85,8 @@ def random_batch(shape: Shape, seed: int = 0, scoring: Scoring = DENSE, dtype: t
         if extent < 1:
             raise InputError(f"{name}={extent}: must be at least 1")
     generator = torch.Generator().manual_seed(seed)
-    rows = (shape.batch, shape.seqlen_q, shape.heads, HEAD_DIM)
-    keys = (shape.batch, shape.seqlen_k, kv_heads, HEAD_DIM)
+    batch = (shape.batch,) if scoring.sequences is None else ()
+    rows, keys = (*batch, shape.seqlen_q, shape.heads, HEAD_DIM), (*batch, shape.seqlen_k, kv_heads, HEAD_DIM)
     q, k, v, dout = (torch.randn(size, generator=generator).to(dtype) for size in (rows, keys, keys, rows))
     return complete({"q": q, "k": k, "v": v, "dout": dout}, scoring)
 
@@ -133,15 +140,16 @@ def check_tensors(tensors: Mapping[str, Tensor], scoring: Scoring = DENSE) -> No
     """
     for name, tensor in tensors.items():
         _check_dtype(name, tensor, tensors["q"].dtype)
-        _check_rank(name, tensor)
+        _check_rank(name, tensor, packed=scoring.sequences is not None)
     q, k = tensors["q"], tensors["k"]
     for name in ("q", "k"):
         _check_extents(name, tensors[name])
-    if q.shape[2] % k.shape[2]:
-        raise InputError(f"k has {k.shape[2]} heads, q has {q.shape[2]}: heads of k must divide those of q")
-    expected = {"k": (q.shape[0], k.shape[1], k.shape[2], HEAD_DIM), "lse": (q.shape[0], q.shape[2], q.shape[1])}
+    (*batch, seqlen_q, heads, _), (seqlen_k, kv_heads) = q.shape, k.shape[-3:-1]
+    if heads % kv_heads:
+        raise InputError(f"k has {kv_heads} heads, q has {heads}: heads of k must divide those of q")
+    expected = {"q": q.shape, "k": (*batch, seqlen_k, kv_heads, HEAD_DIM), "lse": (*batch, heads, seqlen_q)}
     for name, tensor in tensors.items():
-        shape = tuple(expected.get(name, expected["k"] if name == "v" else q.shape))
+        shape = tuple(expected[{"v": "k", "dlse": "lse"}.get(name, name if name in expected else "q")])
         if tuple(tensor.shape) != shape:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}: must be {shape} beside q and k")
     for name, tensor in tensors.items():
@@ -149,33 +157,36 @@ def check_tensors(tensors: Mapping[str, Tensor], scoring: Scoring = DENSE) -> No
 
 
 def _check_dtype(name: str, tensor: Tensor, of_q: torch.dtype) -> None:
-    if name == "lse":
+    if name in ("lse", "dlse"):
         if tensor.dtype != torch.float32:
-            raise InputError(f"lse has dtype {tensor.dtype}: must be torch.float32")
+            raise InputError(f"{name} has dtype {tensor.dtype}: must be torch.float32")
     elif tensor.dtype not in DTYPES.values():
         raise InputError(f"{name} has dtype {tensor.dtype}: must be {' or '.join(map(str, DTYPES.values()))}")
     elif tensor.dtype != of_q:
         raise InputError(f"{name} has dtype {tensor.dtype}: must be {of_q}, as q has")
 
 
-def _check_rank(name: str, tensor: Tensor) -> None:
-    axes = ("batch", "heads", "seqlen_q") if name == "lse" else ("batch", "seqlen", "heads", "head_dim")
+def _check_rank(name: str, tensor: Tensor, packed: bool) -> None:
+    axes = ("batch", "heads", "seqlen_q") if name in ("lse", "dlse") else ("batch", "seqlen", "heads", "head_dim")
+    axes = axes[1:] if packed else axes
     if tensor.dim() != len(axes):
         raise InputError(f"{name} has shape {tuple(tensor.shape)}: must be ({', '.join(axes)})")
 
 
 def _check_extents(name: str, tensor: Tensor) -> None:
-    if tensor.shape[3] != HEAD_DIM:
-        raise InputError(f"{name} has head_dim {tensor.shape[3]}: must be {HEAD_DIM}")
-    for axis, extent in zip(("batch", "seqlen", "heads"), tensor.shape):
+    if tensor.shape[-1] != HEAD_DIM:
+        raise InputError(f"{name} has head_dim {tensor.shape[-1]}: must be {HEAD_DIM}")
+    for axis, extent in zip(("heads", "seqlen", "batch"), tensor.shape[-2::-1]):
         if extent == 0:
             raise InputError(f"{name} has shape {tuple(tensor.shape)}: {axis} must be at least 1")
 
 
 def _check_finite(name: str, tensor: Tensor, scoring: Scoring) -> None:
     finite = torch.isfinite(tensor)
-    if name == "lse" and scoring.masks:
+    if name == "lse" and scoring.leaves_rows_empty:
         finite |= tensor == -torch.inf
+    if scoring.sequences is not None:
+        finite |= ~_used(name, tensor, scoring.sequences)
     if finite.all():
         return
     wrong = torch.nonzero(~finite)
@@ -184,3 +195,15 @@ def _check_finite(name: str, tensor: Tensor, scoring: Scoring) -> None:
     raise InputError(
         f"{name}{list(first)} is {tensor[first].item()}, one of {len(wrong)} such elements: must be finite{hint}"
     )
+
+
+def _used(name: str, tensor: Tensor, sequences: Sequences) -> Tensor:
+    """Which elements belong to a row that a packed sequence uses."""
+    used = torch.zeros_like(tensor, dtype=torch.bool)
+    for queries, keys in sequences.used():
+        rows = keys if name in ("k", "v") else queries
+        if name in ("lse", "dlse"):
+            used[:, rows.start : rows.stop] = True
+        else:
+            used[rows.start : rows.stop] = True
+    return used

@@ -65,7 +65,7 @@ def verify(batch: Batch, schedules: Sequence[str], backward: Backward) -> Iterat
 
     backward: takes the batch and a schedule's name. An EmulatorError from it is a wrong kernel: a complaint, no raise.
     """
-    measure = yardstick(batch, batch.scoring)
+    measure = yardstick(batch, batch.scoring, batch.dlse)
     for schedule in schedules:
         try:
             executed = backward(batch, schedule)

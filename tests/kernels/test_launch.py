@@ -37,7 +37,7 @@ REFUSED = {
     "heads": (replaced(v=torch.zeros(1, 333, 1, 64, dtype=bf16)), r"v has shape"),
     "group": (tensors(heads=3, kv_heads=2), r"k has 2 heads, q has 3: heads of k must divide those of q"),
     "seqlen": (replaced(dout=torch.zeros(1, 199, 2, 64, dtype=bf16)), r"dout has shape"),
-    "empty": (tensors(seqlen_k=0), r"seqlen_k=0: must be in \[1, "),
+    "no-heads": (tensors(heads=0), r"heads=0: must be in \[1, "),
     "dtype": (replaced(k=torch.zeros(1, 333, 2, 64)), r"k has dtype torch.float32: must be torch.bfloat16"),
     "lse-dtype": (replaced(lse=torch.zeros(1, 2, 200, dtype=torch.float64)), r"lse has dtype torch.float64"),
     "lse-shape": (replaced(lse=torch.zeros(1, 200, 2)), r"lse has shape \(1, 200, 2\): must be \(1, 2, 200\)"),

@@ -40,7 +40,7 @@ def packed_rows(dtype: DType, batch: int, seqlen: int, heads: int, seed: int) ->
 
 
 def nan_workspaces(q: Tensor) -> launch.Workspaces:
-    work = launch.allocate_workspaces(q)
+    work = launch.allocate_workspaces(row_tensors(q, q, q[:, :, 0, 0]))
     for buffer in (work.lse_log2, work.d, work.dq_accumulator):
         buffer.fill_(math.nan)
     return work
@@ -168,9 +168,9 @@ def test_dq_is_scaled_and_rounded_once_and_nothing_else_is_written(postprocess, 
     sums = torch.randn(batch, seqlen, heads, HEAD_DIM, generator=torch.Generator().manual_seed(6))
     buffer = torch.full((batch, seqlen, 3, heads, HEAD_DIM), 7.0, dtype=element)
     dq = buffer[:, :, 1]
-    work = launch.allocate_workspaces(dq)
-    work.dq_accumulator.copy_(accumulator_of(sums, padding=math.nan))
     tensors = row_tensors(dq, dq, torch.zeros(batch, heads, seqlen))
+    work = launch.allocate_workspaces(tensors)
+    work.dq_accumulator.copy_(accumulator_of(sums, padding=math.nan))
     emulator.launch(kernel.ptx, launch.postprocess_launch(kernel, tensors, work, 0.3))
     assert torch.equal(dq, (sums * 0.3).to(element))
     assert torch.equal(buffer[:, :, [0, 2]], torch.full_like(buffer[:, :, [0, 2]], 7.0))

@@ -15,10 +15,12 @@ class Attention:
     """The variant of attention: which bounds the keys of a row have.
 
     left, right: rows see keys only from c - left, only up to c + right (`tiles.band`); causal is right = 0.
+    packed: sequences of any lengths follow one another in one tensor.
     """
 
     left: bool = False
     right: bool = False
+    packed: bool = False
 
     @property
     def masked(self) -> bool:
@@ -27,8 +29,9 @@ class Attention:
 
     @property
     def name(self) -> str:
-        """One word for the mask: dense, causal, window, or left where only the left is bounded."""
-        return ("window" if self.right else "left") if self.left else ("causal" if self.right else "dense")
+        """The mask (dense, causal, window, or left where only the left is bounded), and what else is present."""
+        mask = ("window" if self.right else "left") if self.left else ("causal" if self.right else "dense")
+        return "-".join([mask, *(flag for flag in ("packed",) if getattr(self, flag))])
 
     @property
     def descending(self) -> bool:
@@ -41,3 +44,20 @@ class Attention:
 
 
 DENSE = Attention()
+
+
+@dataclass(frozen=True)
+class RowVariant:
+    """What the kernels over query rows, before and after the main one, handle besides O, dO and LSE.
+
+    packed: sequences are packed. dlse: a gradient flows into LSE. sink: each head has a learnable score without a key.
+    deterministic: dQ is added up in a fixed order, for which turns are counted.
+    """
+
+    packed: bool = False
+    dlse: bool = False
+    sink: bool = False
+    deterministic: bool = False
+
+
+PLAIN = RowVariant()

@@ -63,13 +63,17 @@ class ComputeContext:
 
 @dataclass(frozen=True)
 class EpilogueContext:
-    """gdK, gdV: the 64 elements of the thread's key row; written only if `has_row`. tmem: at the warp's lanes."""
+    """gdK, gdV: the 64 elements of the thread's key row. tmem: at the warp's lanes.
+
+    has_row: the tensors have the row. is_used: it holds data; if not, zeros are written.
+    """
 
     plan: cutlass.Constexpr
     channels: Channels
     tmem: Int32
     warpgroup: Int32
     has_row: Boolean
+    is_used: Boolean
     gdK: cute.Tensor
     gdV: cute.Tensor
     softmax_scale: Float32

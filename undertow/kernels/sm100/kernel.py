@@ -3,8 +3,6 @@
 This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +10,13 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from undertow.kernels.sm100.arguments import dq_accumulator_argument, row_scalars_argument, rows_argument
+from undertow.kernels.sm100.arguments import (
+    VECTOR_BYTES,
+    dq_accumulator_argument,
+    packing_argument,
+    row_scalars_argument,
+    rows_argument,
+)
 from undertow.kernels.sm100.bind import (
     SharedMemory,
     allocate_shared_memory,
@@ -36,7 +40,7 @@ from undertow.kernels.sm100.roles.epilogue import epilogue, write_zeros
 from undertow.kernels.sm100.roles.load import load
 from undertow.kernels.sm100.roles.mma import mma
 from undertow.kernels.sm100.roles.reduce import reduce
-from undertow.kernels.sm100.work import Scalars, any_scalars, cta_work
+from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
 from undertow.plan.grid import Grid
 from undertow.plan.schema import WARP_THREADS, WARPGROUP_WARPS, Plan
 
@@ -80,12 +84,20 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
         Workspaces(row_scalars_argument(padded=True), row_scalars_argument(padded=True), dq_accumulator_argument()),
         Outputs(*rows[4:]),
         any_scalars(),
+        Packings(packing_argument(), packing_argument()) if plan.attention.packed else None,
     )
     return backward, (plan, *arguments)
 
 
 @cute.jit
-def backward(plan: Constexpr, inputs: Inputs, work: Workspaces, outputs: Outputs, scalars: Scalars):
+def backward(
+    plan: Constexpr,
+    inputs: Inputs,
+    work: Workspaces,
+    outputs: Outputs,
+    scalars: Scalars,
+    packings: Packings | None,
+):
     """Launch one CTA per key/value tile, key/value head and batch."""
     maps = TensorMaps(
         tensor_map(plan, "sQ", inputs.mQ),
@@ -94,8 +106,8 @@ def backward(plan: Constexpr, inputs: Inputs, work: Workspaces, outputs: Outputs
         tensor_map(plan, "sdO", inputs.mdO),
     )
     batch, seqlen_k, kv_heads, _ = inputs.mK.shape
-    backward_kernel(plan, maps, work, outputs, scalars).launch(
-        grid=(Grid(cute.ceil_div(seqlen_k, plan.tile_n), kv_heads, batch).num_ctas, 1, 1),
+    backward_kernel(plan, maps, work, outputs, scalars, packings).launch(
+        grid=(Grid(kv_tiles(plan, seqlen_k, packings), kv_heads, batch).num_ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
         min_blocks_per_mp=1,
@@ -105,18 +117,44 @@ def backward(plan: Constexpr, inputs: Inputs, work: Workspaces, outputs: Outputs
 def tensor_map(plan: Plan, region: str, tensor: cute.Tensor) -> cute.CopyAtom:
     """The TMA load of one tile of `region` from the (64, seqlen, heads, batch) view of a tensor."""
     view = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [3, 1, 2, 0]))
+    if plan.attention.packed:
+        view = packed_view(tensor)
     smem = plan.smem_region(region)
     box = (smem.columns, smem.rows)
     return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), view, rows_layout(plan, region), box).atom
 
 
+def packed_view(tensor: cute.Tensor) -> cute.Tensor:
+    """The rows of packed sequences as (64, total, total + 1, heads), for boxes that end where a sequence ends.
+
+    Two dimensions step from row to row, and the view begins `total` rows before the tensor. Element (total - used + i,
+    first + used) is then row first + i, and lies outside the first of them as soon as i reaches `used`: TMA fills in
+    zeros there, whoever's rows follow. Nothing before the tensor is ever addressed, because the second coordinate
+    makes up for the first; but no box may lie outside as a whole, which the tile loop's ranges see to.
+    Measured on an H200 (driver 580.159, 7.7 GB before a tensor): right rows, zeros behind the end; a box wholly outside
+    faulted. The same idea with 64-bit wrap-around is `ragged_tma` of Triton.
+    """
+    _, total, heads, columns = tensor.shape
+    _, row, head, _ = tensor.stride
+    start = (tensor.iterator - total * row).toint()
+    pointer = cute.make_ptr(tensor.element_type, start, cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+    return cute.make_tensor(pointer, cute.make_layout((columns, total, total + 1, heads), stride=(1, row, row, head)))
+
+
 @cute.kernel
-def backward_kernel(plan: Constexpr, maps: TensorMaps, buffers: Workspaces, outputs: Outputs, scalars: Scalars):
+def backward_kernel(
+    plan: Constexpr,
+    maps: TensorMaps,
+    buffers: Workspaces,
+    outputs: Outputs,
+    scalars: Scalars,
+    packings: Packings | None,
+):
     """Set up barriers and TMEM, run the roles, free TMEM."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
     tmem = set_up(smem, maps, warp)
-    work = cta_work(plan, scalars, outputs.mdK, buffers.mD.shape[1])
+    work = cta_work(plan, scalars, outputs.mdK, buffers.mD.shape[1], packings)
 
     row = warp % WARPGROUP_WARPS * WARP_THREADS + cute.arch.lane_idx()
     lanes = tmem + warp % WARPGROUP_WARPS * (WARP_THREADS * TMEM_LANE)
@@ -129,13 +167,14 @@ def backward_kernel(plan: Constexpr, maps: TensorMaps, buffers: Workspaces, outp
         set_registers(plan, "compute")
         warpgroup = (warp - plan.role("compute").warps.start) // WARPGROUP_WARPS
         key_row = work.kv_tile * plan.tile_n + row
-        has_row = key_row < work.seqlen_k
+        has_row, is_used = key_row < work.k.kept, key_row < work.k.used
         pipelines = channels(smem, "compute")
-        gdK, gdV = (mX[work.batch, key_row, work.kv_head, None] for mX in (outputs.mdK, outputs.mdV))
-        leaving = EpilogueContext(plan, pipelines, lanes, warpgroup, has_row, gdK, gdV, scalars.softmax_scale)
+        first = work.k.first + key_row
+        gdK, gdV = (mX[work.batch, first, work.kv_head, None] for mX in (outputs.mdK, outputs.mdV))
+        leaving = EpilogueContext(plan, pipelines, lanes, warpgroup, has_row, is_used, gdK, gdV, scalars.softmax_scale)
         if work.trips > 0:
             compute(
-                ComputeContext(plan, pipelines, smem, lanes, warpgroup, row, has_row, work, scalars.softmax_scale_log2)
+                ComputeContext(plan, pipelines, smem, lanes, warpgroup, row, is_used, work, scalars.softmax_scale_log2)
             )
             epilogue(leaving)
         else:

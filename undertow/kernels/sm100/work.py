@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
+from undertow.kernels.sm100.sequences import Packing, Rows, dense_rows, first_tile, packed_rows, sequence_of
 from undertow.plan.grid import Grid
 from undertow.plan.schema import Plan
 from undertow.plan.tiles import Arithmetic, Band, Tiling
@@ -22,7 +23,8 @@ REGISTERS = Arithmetic(cutlass.min, cutlass.max, lambda condition, a, b: Int32(c
 class Scalars:
     """The run-time numbers of a launch.
 
-    left, right: bounds of the band, ignored where the plan has none. softmax_scale_log2: softmax_scale * log2(e).
+    seqlen_q: rows of the tensors of query rows. left, right: bounds of the band, ignored where the plan has none.
+    softmax_scale_log2: softmax_scale * log2(e).
     """
 
     seqlen_q: Int32
@@ -39,10 +41,19 @@ def any_scalars() -> Scalars:
 
 
 @dataclass(frozen=True)
-class Work:
-    """One CTA's share. Query heads are counted within the group, query tiles within the sequence.
+class Packings:
+    """Packed sequences, both sides."""
 
-    first_tile, end_tile: the query tiles of each head. first_unmasked, end_unmasked: those that need no mask.
+    q: Packing
+    k: Packing
+
+
+@dataclass(frozen=True)
+class Work:
+    """One CTA's share. Query heads are counted within the group, tiles within the sequence.
+
+    q, k: the rows of the sequence. workspace_tile: its first query tile in the workspaces. first_tile, end_tile: the
+    query tiles of each head. first_unmasked, end_unmasked: those that need no mask.
     """
 
     plan: cutlass.Constexpr
@@ -50,8 +61,9 @@ class Work:
     kv_head: Int32
     batch: Int32
     group: Int32
-    seqlen_q: Int32
-    seqlen_k: Int32
+    q: Rows
+    k: Rows
+    workspace_tile: Int32
     left: Int32
     right: Int32
     first_tile: Int32
@@ -78,26 +90,39 @@ class Work:
 
     @property
     def tiling(self) -> Tiling:
-        return tiling(self.plan, self.seqlen_q, self.seqlen_k, (self.left, self.right))
+        return tiling(self.plan, (self.q, self.k), (self.left, self.right))
 
 
-def tiling(plan: Plan, seqlen_q: Int32, seqlen_k: Int32, bounds: tuple[Int32, Int32]) -> Tiling:
+def tiling(plan: Plan, rows: tuple[Rows, Rows], bounds: tuple[Int32, Int32]) -> Tiling:
     """The tiles of a sequence under the plan's mask."""
-    left, right = bounds
+    (q, k), (left, right) = rows, bounds
     band = Band(left if plan.attention.left else None, right if plan.attention.right else None)
-    return Tiling(seqlen_q, seqlen_k, band, plan.tile_m, plan.tile_n, REGISTERS)
+    return Tiling(q.used, k.used, band, plan.tile_m, plan.tile_n, REGISTERS)
 
 
-def cta_work(plan: Plan, scalars: Scalars, mdK: cute.Tensor, query_heads: Int32) -> Work:
+def kv_tiles(plan: Plan, seqlen_k: Int32, packings: Packings | None) -> Int32:
+    """Key/value tiles of a batch element; of packed sequences enough for any lengths, so that some may be empty."""
+    if packings is None:
+        return cute.ceil_div(seqlen_k, plan.tile_n)
+    return seqlen_k // plan.tile_n + packings.k.mCu_seqlens.shape[0]
+
+
+def cta_work(plan: Plan, scalars: Scalars, mdK: cute.Tensor, query_heads: Int32, packings: Packings | None) -> Work:
     """What this CTA does. mdK: (batch, seqlen_k, kv_heads, 64)."""
     batches, seqlen_k, kv_heads, _ = mdK.shape
-    tiles = cute.ceil_div(seqlen_k, plan.tile_n)
+    tiles = kv_tiles(plan, seqlen_k, packings)
     grid = Grid(tiles, kv_heads, batches, scalars.heads_per_bundle, plan.attention.descending, REGISTERS)
     number, _, _ = cute.arch.block_idx()
-    place = grid.place(number)
+    kv_tile, kv_head, batch = grid.place(number)
+    q, k, workspace_tile = dense_rows(scalars.seqlen_q), dense_rows(seqlen_k), Int32(0)
+    if packings is not None:
+        sequence, kv_tile = sequence_of(packings.k, kv_tile, plan.tile_n)
+        q = packed_rows(packings.q, sequence, scalars.seqlen_q)
+        k = packed_rows(packings.k, sequence, seqlen_k)
+        workspace_tile = first_tile(packings.q, sequence, plan.tile_m)
     bounds = (scalars.left, scalars.right)
-    described = tiling(plan, scalars.seqlen_q, seqlen_k, bounds)
-    visited = described.query_tiles(place.kv_tile)
-    unmasked = described.unmasked_query_tiles(place.kv_tile)
+    described = tiling(plan, (q, k), bounds)
+    visited = described.query_tiles(kv_tile)
+    unmasked = described.unmasked_query_tiles(kv_tile)
     group = query_heads // kv_heads
-    return Work(plan, *place, group, scalars.seqlen_q, seqlen_k, *bounds, *visited, *unmasked)
+    return Work(plan, kv_tile, kv_head, batch, group, q, k, workspace_tile, *bounds, *visited, *unmasked)

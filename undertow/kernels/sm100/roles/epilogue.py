@@ -6,6 +6,7 @@ only the PdO GEMMs, so it runs beside the last dK and dQ.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
@@ -51,7 +52,10 @@ def _write(c: EpilogueContext, region: str) -> None:
     cute.arch.fence_view_async_tmem_load()
     if region == "dK":
         values = [value * c.softmax_scale for value in values]
-    _store(c, region, packed_pairs(values, c.plan.dtype))
+    words: list[Int32] = packed_pairs(values, c.plan.dtype)
+    if c.plan.attention.packed:
+        words = [Int32(cutlass.select_(c.is_used, word, Int32(0))) for word in words]
+    _store(c, region, words)
 
 
 def _store(c: EpilogueContext, region: str, words: list[Int32]) -> None:

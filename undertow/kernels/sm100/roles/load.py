@@ -1,7 +1,8 @@
 """The load warp: brings every tile from global to shared memory.
 
 Waits for empty slots, signals full ones by the bytes that arrive. K travels with the first Q tile and V with the first
-dO tile, on the same barrier. Rows beyond a sequence's end are filled with zeros by TMA.
+dO tile, on the same barrier. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
+follows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def _copy_rows(c: LoadContext, tensor_map: cute.CopyAtom, to: tuple, place: tupl
     """One TMA box: all rows of a tile of one head."""
     (region, pointer), (head, tile) = to, place
     rows, columns = c.plan.smem_region(region).rows, c.plan.smem_region(region).columns
+    sequence = c.work.k if region in ("sK", "sV") else c.work.q
     origin = (0, tile * rows, head, c.work.batch)
+    if c.plan.attention.packed:  # the box ends with the sequence: see `kernel.packed_view`
+        origin = (0, sequence.total - sequence.used + tile * rows, sequence.first + sequence.used, head)
     box = cute.domain_offset(origin, cute.make_identity_tensor((columns, rows, 1, 1)))
     layout = rows_layout(c.plan, region)
     target = cute.make_tensor(cute.recast_ptr(pointer, layout.inner), layout.outer)
@@ -71,6 +75,7 @@ def _copy_statistics(c: LoadContext, source: cute.Tensor, to: tuple, place: tupl
     count = c.plan.smem_region(region).columns
     layout = cute.make_layout(count)
     target = cute.make_tensor(pointer, layout)
-    part = cute.make_tensor(source[c.work.batch, head, None].iterator + multiple(tile, count), layout)
+    first = multiple(c.work.workspace_tile + tile, count)
+    part = cute.make_tensor(source[c.work.batch, head, None].iterator + first, layout)
     with cute.arch.elect_one():
         cute.copy(cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cutlass.Float32), part, target, mbar_ptr=barrier)

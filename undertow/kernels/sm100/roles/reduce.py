@@ -90,8 +90,8 @@ def _add_stage(c: ReduceContext, region: Constexpr, stage: Constexpr, query: tup
     if c.is_leader:
         smem = c.plan.smem_region(region)
         first = dq_accumulator_index(0, stage * smem.columns)
-        head, tile = c.work.query_head(query[0]), Int64(query[1])
-        target = c.mdQ_accumulator[c.work.batch, head, tile, None].iterator + first
+        head, tile = c.work.query_head(query[0]), c.work.workspace_tile + query[1]
+        target = c.mdQ_accumulator[c.work.batch, head, Int64(tile), None].iterator + first
         with cute.arch.elect_one():
             bulk_reduce_add(target, c.smem.pointer(region, stage), smem.stage_bytes)
             cute.arch.cp_async_bulk_commit_group()
