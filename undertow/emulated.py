@@ -70,13 +70,19 @@ def _program(ptx: str, entry: str) -> emulator.Program:
     return emulator.load_program(ptx, entry)
 
 
-def backward(batch: Batch, *, schedule: str = "split", options: emulator.Options = DEFAULT_OPTIONS) -> EmulatedBackward:
+def backward(
+    batch: Batch,
+    *,
+    schedule: str = "split",
+    deterministic: bool = False,
+    options: emulator.Options = DEFAULT_OPTIONS,
+) -> EmulatedBackward:
     """dQ, dK, dV of `batch` from the compiled kernels of `schedule`, executed on the emulator.
 
     Raises: PlanError for an unknown schedule, CompileError, LaunchInputError for tensors the kernels cannot take,
     EmulatorError if a kernel does something that is not legal.
     """
-    settings, tensors = settings_of(batch.scoring), tensors_of(batch)
+    settings, tensors = settings_of(batch.scoring, deterministic), tensors_of(batch)
     begin = time.perf_counter()
     compiled = compile_for(schedule, tensors, settings)
     names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
@@ -121,6 +127,6 @@ def tensors_of(batch: Batch) -> BackwardTensors:
     )
 
 
-def settings_of(scoring: Scoring) -> Settings:
+def settings_of(scoring: Scoring, deterministic: bool = False) -> Settings:
     """The same attention as the launches say it."""
-    return Settings(scoring.softmax_scale, scoring.causal, scoring.window)
+    return Settings(scoring.softmax_scale, scoring.causal, scoring.window, scoring.softcap, deterministic)

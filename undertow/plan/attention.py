@@ -1,8 +1,8 @@
 """What kind of attention a kernel is compiled for.
 
-Flags say what is present; sizes, lengths and ratios are run-time numbers. What is absent costs no instruction and no
-parameter. Grouped query heads need no flag: a CTA loops over the query heads of its group, and a group of one is plain
-multi-head attention.
+Flags say what is present; sizes, lengths and ratios are run-time numbers. What is absent costs no instruction.
+Grouped query heads need no flag: a CTA loops over the query heads of its group, and a group of one is plain multi-head
+attention.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ class Attention:
     """The variant of attention: which bounds the keys of a row have.
 
     left, right: rows see keys only from c - left, only up to c + right (`tiles.band`); causal is right = 0.
-    packed: sequences of any lengths follow one another in one tensor.
+    packed: sequences of any lengths follow one another in one tensor. softcap: tanh keeps scores below a cap.
+    deterministic: CTAs add to dQ in a fixed order, so that its bits do not depend on which comes first.
     """
 
     left: bool = False
     right: bool = False
     packed: bool = False
+    softcap: bool = False
+    deterministic: bool = False
 
     @property
     def masked(self) -> bool:
@@ -31,16 +34,21 @@ class Attention:
     def name(self) -> str:
         """The mask (dense, causal, window, or left where only the left is bounded), and what else is present."""
         mask = ("window" if self.right else "left") if self.left else ("causal" if self.right else "dense")
-        return "-".join([mask, *(flag for flag in ("packed",) if getattr(self, flag))])
+        return "-".join([mask, *(flag for flag in ("packed", "softcap", "deterministic") if getattr(self, flag))])
 
     @property
     def descending(self) -> bool:
         """Whether CTAs take the last key/value tile of a head first.
 
-        Longest first: where only the left is bounded the last keys are seen by most rows. Under a causal mask the
-        first are, and elsewhere all alike.
+        If nothing else matters, the longest first: where only the left is bounded the last keys are seen by most rows,
+        under a causal mask the first, and elsewhere all alike.
+
+        Deterministic: CTAs add to the dQ of a query tile in the order in which they take their tiles, so that each
+        waits only for CTAs that have started before it. With a bound on the right, a CTA begins with the query tile
+        to which it is the last to contribute, and every later one adds to its s-th tile as the s-th of all: in
+        descending order nobody waits for long. Without one all CTAs begin with the same query tile and queue up once.
         """
-        return self.left and not self.right
+        return self.right if self.deterministic else self.left and not self.right
 
 
 DENSE = Attention()

@@ -63,6 +63,20 @@ class Issue:
 
 
 @dataclass(frozen=True)
+class TakeTurn:
+    """Wait until every CTA that comes before this one has added to what the region's tile is a part of."""
+
+    region: str
+
+
+@dataclass(frozen=True)
+class PassTurn:
+    """Let the next CTA add, once all that this one has added is complete in global memory."""
+
+    region: str
+
+
+@dataclass(frozen=True)
 class Guard:
     """Compute-wide barrier: every warp has loaded the columns that the next store of `region` covers."""
 
@@ -82,5 +96,5 @@ class Join:
     smem: bool = False
 
 
-Step = Wait | Signal | Load | Store | Copy | Issue
+Step = Wait | Signal | Load | Store | Copy | Issue | TakeTurn | PassTurn
 SynchronisedStep = Step | Guard | Join

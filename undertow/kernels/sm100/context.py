@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from undertow.kernels.sm100.bind import Channels, SharedMemory
-from undertow.kernels.sm100.work import Work
+from undertow.kernels.sm100.work import Scalars, Work
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,27 @@ class ComputeContext:
     row: Int32
     has_row: Boolean
     work: Work
-    softmax_scale_log2: Float32
+    scalars: Scalars
 
 
 @dataclass(frozen=True)
 class EpilogueContext:
-    """gdK, gdV: the 64 elements of the thread's key row. tmem: at the warp's lanes.
-
-    has_row: the tensors have the row. is_used: it holds data; if not, zeros are written.
-    """
+    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). row: key row in the tile. tmem: at the warp's lanes."""
 
     plan: cutlass.Constexpr
     channels: Channels
     tmem: Int32
     warpgroup: Int32
-    has_row: Boolean
-    is_used: Boolean
-    gdK: cute.Tensor
-    gdV: cute.Tensor
+    row: Int32
+    work: Work
+    mdK: cute.Tensor
+    mdV: cute.Tensor
     softmax_scale: Float32
+
+    @property
+    def key(self) -> Int32:
+        """The thread's key within the sequence."""
+        return self.work.kv_tile * self.plan.tile_n + self.row
 
 
 @dataclass(frozen=True)
@@ -93,4 +96,5 @@ class ReduceContext:
     row: Int32
     is_leader: Boolean
     mdQ_accumulator: cute.Tensor
+    mTurns: Any  # (batch, heads, tiles) i32, or None if the order of sums does not matter
     work: Work

@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm100.arguments import (
     VECTOR_BYTES,
+    counters_argument,
     dq_accumulator_argument,
     packing_argument,
     row_scalars_argument,
@@ -59,11 +60,15 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Workspaces:
-    """mLSE_log2, mD: (batch, heads, padded seqlen_q) fp32. mdQ_accumulator: (batch, heads, tiles, 8192) fp32."""
+    """mLSE_log2, mD: (batch, heads, padded rows) fp32. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
+
+    mTurns: (batch, heads, tiles) i32, in deterministic mode.
+    """
 
     mLSE_log2: cute.Tensor
     mD: cute.Tensor
     mdQ_accumulator: cute.Tensor
+    mTurns: Any = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,12 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     rows = [rows_argument(plan.dtype) for _ in range(6)]
     arguments = (
         Inputs(*rows[:4]),
-        Workspaces(row_scalars_argument(padded=True), row_scalars_argument(padded=True), dq_accumulator_argument()),
+        Workspaces(
+            row_scalars_argument(padded=True),
+            row_scalars_argument(padded=True),
+            dq_accumulator_argument(),
+            counters_argument() if plan.attention.deterministic else None,
+        ),
         Outputs(*rows[4:]),
         any_scalars(),
         Packings(packing_argument(), packing_argument()) if plan.attention.packed else None,
@@ -161,21 +171,18 @@ def backward_kernel(
     if is_role(plan, "reduce", warp):
         set_registers(plan, "reduce")
         leads = warp == plan.role("reduce").warps.start
-        reduce(ReduceContext(plan, channels(smem, "reduce"), smem, lanes, row, leads, buffers.mdQ_accumulator, work))
+        into = (buffers.mdQ_accumulator, buffers.mTurns)
+        reduce(ReduceContext(plan, channels(smem, "reduce"), smem, lanes, row, leads, *into, work))
         barrier(plan, "teardown")
     elif is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         warpgroup = (warp - plan.role("compute").warps.start) // WARPGROUP_WARPS
-        key_row = work.kv_tile * plan.tile_n + row
-        has_row, is_used = key_row < work.k.kept, key_row < work.k.used
+        is_used = work.kv_tile * plan.tile_n + row < work.k.used
         pipelines = channels(smem, "compute")
-        first = work.k.first + key_row
-        gdK, gdV = (mX[work.batch, first, work.kv_head, None] for mX in (outputs.mdK, outputs.mdV))
-        leaving = EpilogueContext(plan, pipelines, lanes, warpgroup, has_row, is_used, gdK, gdV, scalars.softmax_scale)
+        mdK, mdV = outputs.mdK, outputs.mdV
+        leaving = EpilogueContext(plan, pipelines, lanes, warpgroup, row, work, mdK, mdV, scalars.softmax_scale)
         if work.trips > 0:
-            compute(
-                ComputeContext(plan, pipelines, smem, lanes, warpgroup, row, is_used, work, scalars.softmax_scale_log2)
-            )
+            compute(ComputeContext(plan, pipelines, smem, lanes, warpgroup, row, is_used, work, scalars))
             epilogue(leaving)
         else:
             write_zeros(leaving)

@@ -41,11 +41,24 @@ class Settings:
 
     softmax_scale: factor on the scores, any finite number; None is 1/sqrt(64).
     causal, window: which keys a row sees, as `plan.tiles.band` says; None is no bound.
+    softcap: a positive number that tanh keeps the scores below, or None.
+    deterministic: the same bits in every run; dK, dV and dsink have them anyway.
     """
 
     softmax_scale: float | None = None
     causal: bool = False
     window: tuple[int | None, int | None] = (None, None)
+    softcap: float | None = None
+    deterministic: bool = False
+
+    @property
+    def cap(self) -> float:
+        """The softcap; 1 where there is none and nobody reads it."""
+        if self.softcap is None:
+            return 1.0
+        if not (math.isfinite(self.softcap) and self.softcap > 0):
+            raise LaunchInputError(f"softcap={self.softcap}: must be positive and finite, or None")
+        return float(self.softcap)
 
     @property
     def scale(self) -> float:
@@ -81,13 +94,22 @@ class CompiledBackward:
 def attention_of(settings: Settings, tensors: BackwardTensors) -> Attention:
     """The variant of attention that a call asks for: what to make the plan for."""
     left, right = settings.band
-    return Attention(left=left is not None, right=right is not None, packed=tensors.sequences is not None)
+    return Attention(
+        left=left is not None,
+        right=right is not None,
+        packed=tensors.sequences is not None,
+        softcap=settings.softcap is not None,
+        deterministic=settings.deterministic,
+    )
 
 
 def row_variant_of(settings: Settings, tensors: BackwardTensors) -> RowVariant:
     """The variant of the kernels over query rows that a call asks for."""
     return RowVariant(
-        packed=tensors.sequences is not None, dlse=tensors.dlse is not None, sink=tensors.sink is not None
+        packed=tensors.sequences is not None,
+        dlse=tensors.dlse is not None,
+        sink=tensors.sink is not None,
+        deterministic=settings.deterministic,
     )
 
 
@@ -166,7 +188,7 @@ def launches(
         if asked != has:
             raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
     check_tensors(compiled.plan, tensors)
-    work = allocate_workspaces(tensors) if workspaces is None else workspaces
+    work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
     described = []
     if tensors.q.numel():
         described.append((compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work)))
@@ -223,6 +245,7 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             _scalars(work.lse_log2, "LSE_log2"),
             _scalars(work.d, "D"),
             _accumulator(work.dq_accumulator),
+            *([] if work.turns is None else [_scalars(work.turns, "turns")]),
             _rows(given.dk, "dk"),
             _rows(given.dv, "dv"),
             seqlen_q,
@@ -230,6 +253,8 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             heads_per_bundle(average, heads // kv_heads, kv_heads) if plan.attention.masked else 1,
             settings.scale * LOG2_E,
             settings.scale,
+            settings.cap * LOG2_E,
+            settings.scale / settings.cap,
             *_packing(given, "q"),
             *_packing(given, "k"),
         ),

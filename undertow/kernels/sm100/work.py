@@ -24,7 +24,7 @@ class Scalars:
     """The run-time numbers of a launch.
 
     seqlen_q: rows of the tensors of query rows. left, right: bounds of the band, ignored where the plan has none.
-    softmax_scale_log2: softmax_scale * log2(e).
+    softmax_scale_log2: softmax_scale * log2(e). softcap_log2: softcap * log2(e); tanh_scale: softmax_scale / softcap.
     """
 
     seqlen_q: Int32
@@ -33,11 +33,13 @@ class Scalars:
     heads_per_bundle: Int32
     softmax_scale_log2: Float32
     softmax_scale: Float32
+    softcap_log2: Float32
+    tanh_scale: Float32
 
 
 def any_scalars() -> Scalars:
     """Numbers to compile with: all of them are parameters of the kernel."""
-    return Scalars(*[Int32(1)] * 4, *[Float32(1.0)] * 2)
+    return Scalars(*[Int32(1)] * 4, *[Float32(1.0)] * 4)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,17 @@ from undertow.kernels.sm100.instructions import (
     tmem_load,
     tmem_store,
 )
-from undertow.kernels.sm100.softmax import exponents, masked, packed_pairs, probabilities, score_gradients
+from undertow.kernels.sm100.softmax import (
+    UNSEEN_EXPONENT,
+    UNSEEN_TANH,
+    exponents,
+    hyperbolic_tangents,
+    masked,
+    packed_pairs,
+    probabilities,
+    score_gradients,
+    times_slopes,
+)
 from undertow.plan.schedule import synchronised_program
 from undertow.plan.steps import Guard, Join, Load, Signal, Store, SynchronisedStep, Wait
 
@@ -68,24 +78,36 @@ def _load_tmem(c: ComputeContext, step: Load, at: tuple[Int32, Int32], registers
 
 
 def _load_lse(c: ComputeContext, step: Load, at: tuple[Int32, Int32], registers: dict) -> None:
-    """Read LSE and turn the scores into probabilities: fp32 for dS, packed for the PdO GEMM."""
+    """Read LSE and turn the scores into probabilities: packed for the PdO GEMM, and fp32 weights of dS.
+
+    The weight is P, times the slope of the scores where a softcap bends them.
+    """
     trip, tile = at
     for stage in step.stages:
+        scores = registers.pop(("S", stage))
         lse_log2 = _statistics(c, "load_compute_lse", step.region, stage, trip)
-        logarithms = exponents(registers.pop(("S", stage)), lse_log2, c.softmax_scale_log2)
-        if c.plan.attention.masked:
-            logarithms = _mask(c, logarithms, stage, tile)
-        p = probabilities(logarithms)
-        registers["P_f32", stage] = p
-        registers["P", stage] = packed_pairs(p, c.plan.dtype)
+        if c.plan.attention.softcap:
+            tanh = _mask(c, hyperbolic_tangents(scores, c.scalars.tanh_scale), (stage, tile, UNSEEN_TANH))
+            p = probabilities(exponents(tanh, lse_log2, c.scalars.softcap_log2))
+            weight = times_slopes(p, tanh)
+        else:
+            logarithms = exponents(scores, lse_log2, c.scalars.softmax_scale_log2)
+            weight = p = probabilities(_mask(c, logarithms, (stage, tile, UNSEEN_EXPONENT)))
+        registers["P", stage], registers["weight", stage] = packed_pairs(p, c.plan.dtype), weight
+
+
+def _mask(c: ComputeContext, values: list[Float32], of: tuple[int, Int32, float]) -> list[Float32]:
+    """Values of a stage and a query tile with a given one where the thread's key is not seen."""
+    return _mask_if_needed(c, values, of) if c.plan.attention.masked else values
 
 
 @cute.jit
-def _mask(c: ComputeContext, logarithms: list, stage: Constexpr, tile: Int32) -> list:
-    """Mask what the thread's key is not seen by, in a branch that whole tiles without such a row do not enter."""
+def _mask_if_needed(c: ComputeContext, values: list, of: Constexpr) -> list:
+    """Mask in a branch, which tiles without a pair to mask do not enter."""
+    stage, tile, unseen = of
     if c.work.needs_mask(tile):
-        logarithms = masked(logarithms, _kept(c, stage, tile))
-    return logarithms
+        values = masked(values, _kept(c, stage, tile), unseen)
+    return values
 
 
 def _kept(c: ComputeContext, stage: int, tile: Int32) -> Int32:
@@ -107,7 +129,7 @@ def _load_d(c: ComputeContext, step: Load, at: tuple[Int32, Int32], registers: d
     trip, _ = at
     for stage in step.stages:
         d = _statistics(c, "load_compute_d", step.region, stage, trip)
-        ds = score_gradients(registers.pop(("P_f32", stage)), registers.pop(("dP", stage)), d)
+        ds = score_gradients(registers.pop(("weight", stage)), registers.pop(("dP", stage)), d)
         registers["dS", stage] = registers["sdS", stage] = packed_pairs(ds, c.plan.dtype)
 
 

@@ -53,15 +53,19 @@ def _write(c: EpilogueContext, region: str) -> None:
     if region == "dK":
         values = [value * c.softmax_scale for value in values]
     words: list[Int32] = packed_pairs(values, c.plan.dtype)
-    if c.plan.attention.packed:
-        words = [Int32(cutlass.select_(c.is_used, word, Int32(0))) for word in words]
+    if c.plan.attention.packed:  # a row that the sequence keeps but does not use
+        words = [Int32(cutlass.select_(c.key < c.work.k.used, word, Int32(0))) for word in words]
     _store(c, region, words)
 
 
 def _store(c: EpilogueContext, region: str, words: list[Int32]) -> None:
-    """Store the thread's half row of dK or dV, if the row exists."""
+    """Store the thread's half row of dK or dV, if the row exists.
+
+    Addresses are formed here, after the tile loop, which has no register to keep them in.
+    """
     step = len(c.plan.columns_of(region, 0, 0))
-    target = {"dV": c.gdV, "dK": c.gdK}[region].iterator + c.warpgroup * step
+    rows = {"dV": c.mdV, "dK": c.mdK}[region]
+    target = rows[c.work.batch, c.work.k.first + c.key, c.work.kv_head, None].iterator + c.warpgroup * step
     for index in range(0, len(words), 4):
         address = target.toint() + index // 4 * VECTOR_BYTES
-        store_vector("global", address, words[index : index + 4], predicate=c.has_row)
+        store_vector("global", address, words[index : index + 4], predicate=c.key < c.work.k.kept)

@@ -4,6 +4,10 @@ A thread has one query row. TMEM is handed back as soon as the row is in registe
 on from shared memory. One thread issues and awaits all bulk operations, because bulk groups are counted per thread: the
 elected lane of the leader warp, which is the same lane every time (PTX ISA, elect.sync). This role owns the proxy fence
 between the staging stores and the bulk operation that reads them.
+
+In deterministic mode that thread also waits for the CTA's turn at a query tile and passes it on. CTAs that come before
+have smaller numbers; the mode relies on the hardware to start CTAs in the order of their numbers, as other
+implementations do, because a CTA that has not started could never pass its turn.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from undertow.kernels.sm100.context import ReduceContext
 from undertow.kernels.sm100.instructions import bulk_reduce_add, store_vector, tmem_load
 from undertow.kernels.sm100.plan import dq_accumulator_index
 from undertow.plan.schedule import synchronised_program
-from undertow.plan.steps import Join, Load, Signal, Store, SynchronisedStep, Wait
+from undertow.plan.steps import Join, Load, PassTurn, Signal, Store, SynchronisedStep, TakeTurn, Wait
 
 VECTOR = 4  # fp32 columns of one 16-byte store
 LOAD_COLUMNS = 32  # of one tcgen05.ld
@@ -53,6 +57,10 @@ def _run(c: ReduceContext, step: SynchronisedStep, trip: Int32, query: tuple[Int
             _take_stage(c)
             _fill_stage(c, step.region, stage, dq)
             _add_stage(c, step.region, stage, query)
+    elif isinstance(step, TakeTurn):
+        _take_turn(c, query[0], query[1])
+    elif isinstance(step, PassTurn):
+        _pass_turn(c, query[0], query[1])
 
 
 def _load(c: ReduceContext, region: str) -> list[Int32]:
@@ -95,3 +103,32 @@ def _add_stage(c: ReduceContext, region: Constexpr, stage: Constexpr, query: tup
         with cute.arch.elect_one():
             bulk_reduce_add(target, c.smem.pointer(region, stage), smem.stage_bytes)
             cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def _take_turn(c: ReduceContext, head: Int32, tile: Int32):
+    """Wait until as many CTAs as come before this one have added to the dQ of a query tile."""
+    if c.is_leader:
+        with cute.arch.elect_one():
+            rank = c.work.tiling.rank(c.work.kv_tile, tile, c.plan.attention.descending)
+            turn = _turn(c, head, tile)
+            passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
+            while passed != rank:
+                passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
+            cute.arch.fence_proxy("async.global")  # what comes is an operation of the async proxy
+
+
+@cute.jit
+def _pass_turn(c: ReduceContext, head: Int32, tile: Int32):
+    """Add one to the turns, once all sums have reached global memory: that they have been read is not enough."""
+    if c.is_leader:
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_wait_group(0)
+            cute.arch.fence_proxy("async.global")
+            cute.arch.red(_turn(c, head, tile), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
+
+
+def _turn(c: ReduceContext, head: Int32, tile: Int32) -> cute.Pointer:
+    """Where the turns of a query tile are counted."""
+    row = c.mTurns[c.work.batch, c.work.query_head(head), None]
+    return row.iterator + (c.work.workspace_tile + tile)
