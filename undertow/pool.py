@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -49,6 +50,7 @@ def _in_processes(work: Callable, tasks: Sequence[Any], first: int, jobs: int) -
 def _start(work: Callable) -> None:
     global _work
     _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is told by the parent, once
 
 
 def _run(task: Any) -> Any:
