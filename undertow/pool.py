@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -51,6 +52,15 @@ def _start(work: Callable) -> None:
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is told by the parent, once
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a process that _in_processes has started"
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: Any) -> None:
+    """A process whose parent has been killed would wait for tasks for ever."""
+    parent.join()
+    os._exit(1)
 
 
 def _run(task: Any) -> Any:
