@@ -10,10 +10,11 @@ import torch
 
 from undertow import emulator
 from undertow.inputs import Batch, Shape
-from undertow.kernels.sm100.launch import BackwardTensors, compile_backward, launches
-from undertow.kernels.sm100.plan import plan as plan_of
+from undertow.kernels.sm100.launch import BackwardTensors, Settings, compile_for, launches
+from undertow.kernels.sm100.tensors import Sequences
 from undertow.plan.schema import Plan
-from undertow.reference import Gradients
+from undertow.plan.tiles import Tiling
+from undertow.reference import Gradients, Scoring
 
 DEFAULT_OPTIONS = emulator.Options()
 KERNELS = ("preprocess", "main", "postprocess")  # in launch order
@@ -23,13 +24,18 @@ KERNELS = ("preprocess", "main", "postprocess")  # in launch order
 class EmulatedBackward:
     """Gradients of one emulated backward pass, and what the emulator counted on the way.
 
-    results: one emulator result per kernel of KERNELS. run_seconds: executing instructions; compile_seconds: all the
-    rest, which is compiling the kernels, decoding their PTX and building the emulator's back end, less what is cached.
+    scoring, settings: the attention, as the reference and as the launches say it. dsink: gradient of the sink, if there
+    is one. results: one emulator result per kernel of KERNELS that was launched. run_seconds: executing instructions;
+    compile_seconds: all the rest, which is compiling the kernels, decoding their PTX and building the emulator's back
+    end, less what is cached.
     """
 
     plan: Plan
     shape: Shape
+    scoring: Scoring
+    settings: Settings
     gradients: Gradients
+    dsink: torch.Tensor | None
     results: dict[str, emulator.Result]
     compile_seconds: float
     run_seconds: float
@@ -42,15 +48,21 @@ class EmulatedBackward:
     @property
     def tile_iterations(self) -> int:
         """Trips of the main kernel's tile loop, over all CTAs."""
-        query_tiles = -(-self.shape.seqlen_q // self.plan.tile_m)
-        key_tiles = -(-self.shape.seqlen_k // self.plan.tile_n)
-        return query_tiles * key_tiles * self.shape.heads * self.shape.batch
+        band, tiles = self.settings.band, (self.plan.tile_m, self.plan.tile_n)
+        if self.scoring.sequences is None:
+            lengths = [(self.shape.seqlen_q, self.shape.seqlen_k)] * self.shape.batch
+        else:
+            lengths = [(len(queries), len(keys)) for queries, keys in self.scoring.sequences.used()]
+        tilings = [Tiling(*pair, band, *tiles) for pair in lengths]
+        return self.shape.heads * sum(
+            t.query_tiles(n).count for t in tilings for n in range(-(-t.seqlen_k // t.tile_n))
+        )
 
     @property
     def compute_barriers_per_tile(self) -> float:
         """Compute-wide barriers that the main kernel executed, per tile; the epilogue uses none of them."""
         executed = self.results["main"].barriers.get(self.plan.barrier_ids["compute"], 0)
-        return executed / self.tile_iterations
+        return executed / max(1, self.tile_iterations)
 
 
 @functools.lru_cache(maxsize=16)  # decoding takes longer than running a small batch; four schedules have six kernels
@@ -58,29 +70,57 @@ def _program(ptx: str, entry: str) -> emulator.Program:
     return emulator.load_program(ptx, entry)
 
 
-def backward(
-    batch: Batch,
-    *,
-    schedule: str = "split",
-    softmax_scale: float | None = None,
-    options: emulator.Options = DEFAULT_OPTIONS,
-) -> EmulatedBackward:
+def backward(batch: Batch, *, schedule: str = "split", options: emulator.Options = DEFAULT_OPTIONS) -> EmulatedBackward:
     """dQ, dK, dV of `batch` from the compiled kernels of `schedule`, executed on the emulator.
 
-    softmax_scale: None is 1 / sqrt(64).
     Raises: PlanError for an unknown schedule, CompileError, LaunchInputError for tensors the kernels cannot take,
     EmulatorError if a kernel does something that is not legal.
     """
-    plan = plan_of(schedule)
+    settings, tensors = settings_of(batch.scoring), tensors_of(batch)
     begin = time.perf_counter()
-    compiled = compile_backward(plan)
-    # NaN: an element that no kernel writes must not pass for a gradient
-    dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (batch.q, batch.k, batch.v))
-    tensors = BackwardTensors(batch.q, batch.k, batch.v, batch.out, batch.dout, batch.lse, dq, dk, dv)
+    compiled = compile_for(schedule, tensors, settings)
+    names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
     results = {
-        name: emulator.launch(_program(kernel.ptx, kernel.entry), launch, options)
-        for name, (kernel, launch) in zip(KERNELS, launches(compiled, tensors, softmax_scale))
+        names[kernel]: emulator.launch(_program(kernel.ptx, kernel.entry), launch, options)
+        for kernel, launch in launches(compiled, tensors, settings)
     }
     run_seconds = sum(result.seconds for result in results.values())
     compile_seconds = time.perf_counter() - begin - run_seconds
-    return EmulatedBackward(plan, batch.shape, Gradients(dq, dk, dv), results, compile_seconds, run_seconds)
+    gradients = Gradients(tensors.dq, tensors.dk, tensors.dv)
+    return EmulatedBackward(
+        compiled.plan,
+        batch.shape,
+        batch.scoring,
+        settings,
+        gradients,
+        tensors.dsink,
+        results,
+        compile_seconds,
+        run_seconds,
+    )
+
+
+def tensors_of(batch: Batch) -> BackwardTensors:
+    """The tensors of `batch`, and results full of NaN: an element that no kernel writes must not pass for a number."""
+    dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (batch.q, batch.k, batch.v))
+    sink, sequences = batch.scoring.sink, batch.scoring.sequences
+    return BackwardTensors(
+        batch.q,
+        batch.k,
+        batch.v,
+        batch.out,
+        batch.dout,
+        batch.lse,
+        dq,
+        dk,
+        dv,
+        dlse=batch.dlse,
+        sink=sink,
+        dsink=None if sink is None else torch.full_like(sink, torch.nan),
+        sequences=None if sequences is None else Sequences(**vars(sequences)),
+    )
+
+
+def settings_of(scoring: Scoring) -> Settings:
+    """The same attention as the launches say it."""
+    return Settings(scoring.softmax_scale, scoring.causal, scoring.window)

@@ -162,9 +162,7 @@ def _draw_names(drawing: Drawing, strip: _Strip, first: int, scale: float) -> No
         drawing.text(LEFT + (cells.column - first) * scale + 10, strip.top + STRIP / 2 + 5, f"warp {warp}", size=13)
 
 
-def _draw_conflict(
-    drawing: Drawing, pair: tuple[Access, ...], footprint: Footprint, first: int, scale: float
-) -> None:
+def _draw_conflict(drawing: Drawing, pair: tuple[Access, ...], footprint: Footprint, first: int, scale: float) -> None:
     reader, writer = (footprint.of(access)[access.warp] for access in pair)
     shared = reader.meets(writer)
     x, width = LEFT + (shared.start - first) * scale, len(shared) * scale

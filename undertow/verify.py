@@ -65,7 +65,7 @@ def verify(batch: Batch, schedules: Sequence[str], backward: Backward) -> Iterat
 
     backward: takes the batch and a schedule's name. An EmulatorError from it is a wrong kernel: a complaint, no raise.
     """
-    measure = yardstick(batch)
+    measure = yardstick(batch, batch.scoring, batch.dlse)
     for schedule in schedules:
         try:
             executed = backward(batch, schedule)
@@ -121,7 +121,8 @@ def _worst_tiles(difference: Tensor, want: Tensor) -> str:
 
 def saved_forward_errors(batch: Batch) -> tuple[float, float, float]:
     """How far the stored forward is from float64: out (relative Frobenius), the same if rounded once, lse (largest)."""
-    forward = attention_forward(batch.q, batch.k, batch.v)
+    forward = attention_forward(batch.q, batch.k, batch.v, batch.scoring)
     once = round_to(forward.out, batch.out.dtype)
-    lse = float((batch.lse.double() - forward.lse).abs().max())
+    both_empty = (batch.lse == -torch.inf) & (forward.lse == -torch.inf)
+    lse = float(torch.where(both_empty, 0.0, batch.lse.double() - forward.lse).abs().max())
     return relative_error(batch.out, forward.out), relative_error(once, forward.out), lse

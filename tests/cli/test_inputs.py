@@ -8,9 +8,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from undertow.inputs import Batch, InputError, Shape, check_tensors, complete, random_batch, read_batch
-from undertow.reference import attention_forward, round_to
+from undertow.reference import Scoring, attention_forward, round_to
 
-SHAPE = Shape(batch=2, seqlen_q=3, seqlen_k=5, heads=2)
+SHAPE = Shape(batch=2, seqlen_q=3, seqlen_k=5, heads=2, kv_heads=2)
 
 
 def tensors() -> dict[str, Tensor]:
@@ -90,15 +90,16 @@ def with_value(tensor: Tensor, value: float) -> Tensor:
 
 
 WRONG = {  # name of the tensor: how it is made wrong, what the message says
-    "fp16": ("q", lambda x: x.half(), "q has dtype torch.float16: not supported yet, must be torch.bfloat16"),
-    "fp32": ("v", lambda x: x.float(), "v has dtype torch.float32: must be torch.bfloat16"),
+    "mixed": ("v", lambda x: x.half(), "v has dtype torch.float16: must be torch.bfloat16, as q has"),
+    "fp32": ("v", lambda x: x.float(), "v has dtype torch.float32: must be torch.bfloat16 or torch.float16"),
     "lse-bf16": ("lse", lambda x: x.bfloat16(), "lse has dtype torch.bfloat16: must be torch.float32"),
     "rank": ("dout", lambda x: x[0], r"dout has shape \(3, 2, 64\): must be \(batch, seqlen, heads, head_dim\)"),
     "lse-rank": ("lse", lambda x: x[..., None], r"lse has shape .*: must be \(batch, heads, seqlen_q\)"),
     "head-dim": ("k", lambda x: x[..., :48], "k has head_dim 48: must be 64"),
     "no-keys": ("k", lambda x: x[:, :0], "k has shape .*: seqlen must be at least 1"),
     "no-batch": ("q", lambda x: x[:0], "q has shape .*: batch must be at least 1"),
-    "heads": ("k", lambda x: x[:, :, :1], "k has 1 heads, q has 2: must be equal"),
+    "heads": ("k", lambda x: x[:, :, [0, 1, 1]], "k has 3 heads, q has 2: heads of k must divide those of q"),
+    "kv-heads": ("v", lambda x: x[:, :, :1], r"v has shape \(2, 5, 1, 64\): must be \(2, 5, 2, 64\)"),
     "batch": ("k", lambda x: x[:1], r"k has shape \(1, 5, 2, 64\): must be \(2, 5, 2, 64\)"),
     "keys": ("v", lambda x: x[:, :4], r"v has shape \(2, 4, 2, 64\): must be \(2, 5, 2, 64\)"),
     "rows": ("out", lambda x: x[:, :2], r"out has shape \(2, 2, 2, 64\): must be \(2, 3, 2, 64\)"),
@@ -120,9 +121,15 @@ def test_wrong_tensors_are_refused_by_name(name, spoil, message):
 
 
 def test_a_wrong_tensor_in_a_file_is_named_with_the_file(tmp_path):
-    path = written(tmp_path, {**tensors(), "q": torch.zeros(2, 3, 2, 64, dtype=torch.float16)})
-    with pytest.raises(InputError, match=r"batch\.safetensors: q has dtype torch\.float16"):
+    path = written(tmp_path, {**tensors(), "q": torch.zeros(2, 3, 2, 64)})
+    with pytest.raises(InputError, match=r"batch\.safetensors: q has dtype torch\.float32"):
         read_batch(path)
+
+
+def test_a_mask_may_leave_rows_without_keys():
+    """Three rows and one key under a causal mask: only the last row sees it."""
+    batch = random_batch(Shape(1, 3, 1, 1), scoring=Scoring(causal=True))
+    assert batch.lse[0, 0, :2].tolist() == [-torch.inf] * 2 and batch.out[0, :2].abs().max() == 0
 
 
 def test_views_are_accepted_as_they_are():

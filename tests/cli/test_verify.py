@@ -65,7 +65,9 @@ def test_without_options_all_schedules_run_on_the_stated_batch():
     outcome = run(right)
     runs = outcome.report["runs"]
     assert [entry["schedule"] for entry in runs] == ["aliased", "slots", "signals", "split"]
-    assert all(entry["shape"] == {"batch": 1, "seqlen_q": 256, "seqlen_k": 384, "heads": 2} for entry in runs)
+    assert all(
+        entry["shape"] == {"batch": 1, "seqlen_q": 256, "seqlen_k": 384, "heads": 2, "kv_heads": 2} for entry in runs
+    )
     assert outcome.ok and outcome.report["ok"] is True
 
 
@@ -77,7 +79,7 @@ def test_the_record_of_a_run_is_the_contract():
     assert entry == {
         "schedule": "split",
         "backend": "numpy",
-        "shape": {"batch": 1, "seqlen_q": 20, "seqlen_k": 12, "heads": 2},
+        "shape": {"batch": 1, "seqlen_q": 20, "seqlen_k": 12, "heads": 2, "kv_heads": 2},
         "ok": True,
         "compute_barriers_per_tile": 5,
         "tile_iterations": 2,
@@ -149,7 +151,7 @@ def test_a_file_brings_the_batch_and_its_forward_is_measured(tmp_path):
     path = str(tmp_path / "batch.safetensors")
     save_file(content, path)
     outcome = run(right, "--input", path, "--schedule", "split")
-    assert outcome.report["runs"][0]["shape"] == {"batch": 1, "seqlen_q": 9, "seqlen_k": 11, "heads": 3}
+    assert outcome.report["runs"][0]["shape"] == {"batch": 1, "seqlen_q": 9, "seqlen_k": 11, "heads": 3, "kv_heads": 3}
     assert "out differs by" in outcome.text
     save_file({name: x for name, x in content.items() if name not in ("out", "lse")}, path)
     again = run(right, "--input", path, "--schedule", "split")

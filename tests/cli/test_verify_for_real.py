@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from safetensors.torch import save_file
 
 from undertow import cli, emulated
 from undertow.inputs import Batch, Shape, complete, random_batch
+from undertow.kernels.sm100.launch import Settings
 from undertow.plan.schema import PlanError
+from undertow.reference import Scoring
 
 BARRIERS = {"aliased": 5, "slots": 3, "signals": 3, "split": 0}
 
@@ -29,7 +32,8 @@ def test_the_newcomers_command_is_right_on_all_schedules(capfd):
     runs = {run["schedule"]: run for run in report["runs"]}
     assert {name: run["compute_barriers_per_tile"] for name, run in runs.items()} == BARRIERS
     assert all(run["tile_iterations"] == 2 * 3 * 2 for run in runs.values())
-    assert all(run["shape"] == {"batch": 1, "seqlen_q": 256, "seqlen_k": 384, "heads": 2} for run in runs.values())
+    shape = {"batch": 1, "seqlen_q": 256, "seqlen_k": 384, "heads": 2, "kv_heads": 2}
+    assert all(run["shape"] == shape for run in runs.values())
     for run in runs.values():
         assert all(run["errors"][name] <= 1.25 * run["ideal"][name] for name in ("dq", "dk", "dv"))
         assert run["seconds"]["run"] > 0
@@ -67,20 +71,20 @@ def test_a_wrong_kernel_is_exit_code_1(capfd, monkeypatch):
     """The kernels are told a softmax scale that is one percent off; nothing else changes."""
     launches = emulated.launches
     monkeypatch.setattr(
-        emulated, "launches", lambda compiled, tensors, scale: launches(compiled, tensors, 0.125 * 1.01)
+        emulated, "launches", lambda compiled, tensors, _: launches(compiled, tensors, Settings(0.125 * 1.01))
     )
     code, report = verified(capfd, "--seqlen-q", "64", "--seqlen-k", "64", "--heads", "1")
     assert code == 1 and not report["ok"] and not any(run["ok"] for run in report["runs"])
 
 
 def test_a_batch_that_the_kernels_cannot_address_is_exit_code_2(capfd, tmp_path):
-    path = tmp_path / "half.safetensors"
-    save_file({name: torch.zeros(1, 4, 1, 64, dtype=torch.float16) for name in ("q", "k", "v", "dout")}, path)
+    path = tmp_path / "single.safetensors"
+    save_file({name: torch.zeros(1, 4, 1, 64) for name in ("q", "k", "v", "dout")}, path)
     assert cli.main(["verify", "--input", str(path), "--json"]) == 2
     captured = capfd.readouterr()
     assert captured.out == ""
-    assert captured.err == f"undertow verify: {path}: q has dtype torch.float16: not supported yet, must be " + (
-        "torch.bfloat16\n"
+    assert captured.err == f"undertow verify: {path}: q has dtype torch.float32: must be " + (
+        "torch.bfloat16 or torch.float16\n"
     )
 
 
@@ -97,11 +101,20 @@ def test_gradients_of_views_are_those_of_copies():
 
 def test_the_scale_is_the_callers():
     """q * 2 with half the scale is the same problem, and dQ is its own per unit of q."""
-    batch = random_batch(Shape(1, 48, 80, 1))
-    plain = emulated.backward(batch, softmax_scale=0.25).gradients
-    doubled = Batch(2 * batch.q, batch.k, batch.v, batch.dout, batch.out, batch.lse)
-    moved = emulated.backward(doubled, softmax_scale=0.125).gradients
+    batch = random_batch(Shape(1, 48, 80, 1), scoring=Scoring(softmax_scale=0.25))
+    plain = emulated.backward(batch).gradients
+    doubled = dataclasses.replace(batch, q=2 * batch.q, scoring=Scoring(softmax_scale=0.125))
+    moved = emulated.backward(doubled).gradients
     assert torch.equal(moved.dq * 2, plain.dq) and torch.equal(moved.dk, plain.dk) and torch.equal(moved.dv, plain.dv)
+
+
+def test_masks_grouped_heads_and_fp16_are_asked_for_by_option(capfd):
+    words = ("--schedule", "split", "--causal", "--window", "90", "none", "--heads", "4", "--kv-heads", "2")
+    code, report = verified(capfd, *words, "--dtype", "fp16", "--softmax-scale", "-0.2")
+    (run,) = report["runs"]
+    assert code == 0 and run["shape"]["kv_heads"] == 2
+    assert run["tile_iterations"] == 4 * 4, "two of three key tiles are seen by one query tile each, one by both"
+    assert max(run["ideal"].values()) < 6e-4, "fp16 has three bits more than bf16"
 
 
 def test_an_unknown_schedule_is_named():

@@ -14,15 +14,11 @@ from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan.description import TensorMap
 
 
-def tensors(batch: int = 1, seqlen_q: int = 200, seqlen_k: int = 333, heads: int = 2) -> launch.BackwardTensors:
-    def rows(seqlen: int) -> torch.Tensor:
-        return torch.zeros(batch, seqlen, heads, 64, dtype=torch.bfloat16)
-
-    q, k = rows(seqlen_q), rows(seqlen_k)
-    lse = torch.zeros(batch, heads, seqlen_q)
-    return launch.BackwardTensors(
-        q, k, rows(seqlen_k), rows(seqlen_q), rows(seqlen_q), lse, *map(torch.clone, (q, k, k))
-    )
+def tensors(batch: int = 1, seqlen_k: int = 333, heads: int = 2, kv_heads: int = 2) -> launch.BackwardTensors:
+    seqlen_q = 200
+    q, out, dout, dq = (torch.zeros(batch, seqlen_q, heads, 64, dtype=torch.bfloat16) for _ in range(4))
+    k, v, dk, dv = (torch.zeros(batch, seqlen_k, kv_heads, 64, dtype=torch.bfloat16) for _ in range(4))
+    return launch.BackwardTensors(q, k, v, out, dout, torch.zeros(batch, heads, seqlen_q), dq, dk, dv)
 
 
 def replaced(**changes) -> launch.BackwardTensors:
@@ -39,8 +35,9 @@ REFUSED = {
         r"q has shape .*128\): must be .* 64\)",
     ),
     "heads": (replaced(v=torch.zeros(1, 333, 1, 64, dtype=bf16)), r"v has shape"),
+    "group": (tensors(heads=3, kv_heads=2), r"k has 2 heads, q has 3: heads of k must divide those of q"),
     "seqlen": (replaced(dout=torch.zeros(1, 199, 2, 64, dtype=bf16)), r"dout has shape"),
-    "empty": (tensors(seqlen_k=0), r"seqlen_k=0: must be in \[1, "),
+    "no-heads": (tensors(heads=0), r"heads=0: must be in \[1, "),
     "dtype": (replaced(k=torch.zeros(1, 333, 2, 64)), r"k has dtype torch.float32: must be torch.bfloat16"),
     "lse-dtype": (replaced(lse=torch.zeros(1, 2, 200, dtype=torch.float64)), r"lse has dtype torch.float64"),
     "lse-shape": (replaced(lse=torch.zeros(1, 200, 2)), r"lse has shape \(1, 200, 2\): must be \(1, 2, 200\)"),
@@ -62,7 +59,19 @@ def test_what_the_kernels_cannot_take_is_named(case):
 def test_a_scale_that_is_no_number_is_refused():
     compiled = launch.compile_backward(plan("split"))
     with pytest.raises(launch.LaunchInputError, match="softmax_scale=nan"):
-        launch.launches(compiled, tensors(), softmax_scale=math.nan)
+        launch.launches(compiled, tensors(), launch.Settings(softmax_scale=math.nan))
+
+
+def test_settings_of_another_variant_are_refused():
+    """A kernel without a mask would silently attend everything."""
+    compiled = launch.compile_backward(plan("split"))
+    with pytest.raises(launch.LaunchInputError, match=r"right=True.*compiled for .*right=False"):
+        launch.launches(compiled, tensors(), launch.Settings(causal=True))
+
+
+def test_windows_are_integers():
+    with pytest.raises(launch.LaunchInputError, match=r"window: right=0.5: must be an integer or None"):
+        launch.launches(launch.compile_backward(plan("split")), tensors(), launch.Settings(window=(None, 0.5)))  # type: ignore[arg-type]
 
 
 def test_inputs_may_be_views_and_broadcast():

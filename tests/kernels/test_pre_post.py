@@ -14,6 +14,7 @@ from undertow.kernels.compile import CompiledKernel
 from undertow.kernels.sm100 import launch
 from undertow.kernels.sm100.layouts import padded_rows
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M, dq_accumulator_index
+from undertow.kernels.sm100.tensors import TORCH_TYPES
 from undertow.plan.schema import DType
 
 SHAPES = [(1, 1, 1), (1, 127, 1), (1, 128, 2), (2, 129, 3), (1, 300, 1)]  # batch, seqlen_q, heads
@@ -34,12 +35,12 @@ def postprocess(request) -> tuple[DType, CompiledKernel]:
 def packed_rows(dtype: DType, batch: int, seqlen: int, heads: int, seed: int) -> tuple[Tensor, ...]:
     """Three (batch, seqlen, heads, 64) views of one buffer, as a fused projection leaves them: strided, interleaved."""
     generator = torch.Generator().manual_seed(seed)
-    buffer = torch.randn(batch, seqlen, 3, heads, HEAD_DIM, generator=generator).to(launch.TORCH_TYPES[dtype])
+    buffer = torch.randn(batch, seqlen, 3, heads, HEAD_DIM, generator=generator).to(TORCH_TYPES[dtype])
     return buffer.unbind(2)
 
 
 def nan_workspaces(q: Tensor) -> launch.Workspaces:
-    work = launch.allocate_workspaces(q)
+    work = launch.allocate_workspaces(row_tensors(q, q, q[:, :, 0, 0]))
     for buffer in (work.lse_log2, work.d, work.dq_accumulator):
         buffer.fill_(math.nan)
     return work
@@ -119,7 +120,7 @@ def test_offsets_beyond_32_bits_are_reached(preprocess, tmp_path):
     far = 2**32
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 2 * (far + 2 * HEAD_DIM))  # bytes, of which two pages are ever touched
-    element = launch.TORCH_TYPES[dtype]
+    element = TORCH_TYPES[dtype]
     buffer = torch.from_file(str(tmp_path / "sparse"), shared=True, size=far + 2 * HEAD_DIM, dtype=element)
     out, dout = (buffer[at:].as_strided((2, 1, 1, HEAD_DIM), (far, HEAD_DIM, HEAD_DIM, 1)) for at in (0, HEAD_DIM))
     dout.fill_(1.0)
@@ -163,13 +164,13 @@ def accumulator_of(dq: Tensor, padding: float) -> Tensor:
 def test_dq_is_scaled_and_rounded_once_and_nothing_else_is_written(postprocess, shape):
     dtype, kernel = postprocess
     batch, seqlen, heads = shape
-    element = launch.TORCH_TYPES[dtype]
+    element = TORCH_TYPES[dtype]
     sums = torch.randn(batch, seqlen, heads, HEAD_DIM, generator=torch.Generator().manual_seed(6))
     buffer = torch.full((batch, seqlen, 3, heads, HEAD_DIM), 7.0, dtype=element)
     dq = buffer[:, :, 1]
-    work = launch.allocate_workspaces(dq)
-    work.dq_accumulator.copy_(accumulator_of(sums, padding=math.nan))
     tensors = row_tensors(dq, dq, torch.zeros(batch, heads, seqlen))
+    work = launch.allocate_workspaces(tensors)
+    work.dq_accumulator.copy_(accumulator_of(sums, padding=math.nan))
     emulator.launch(kernel.ptx, launch.postprocess_launch(kernel, tensors, work, 0.3))
     assert torch.equal(dq, (sums * 0.3).to(element))
     assert torch.equal(buffer[:, :, [0, 2]], torch.full_like(buffer[:, :, [0, 2]], 7.0))

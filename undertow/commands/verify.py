@@ -7,22 +7,23 @@ import functools
 import math
 
 from undertow.cli import Outcome
-from undertow.inputs import Batch, InputError, Shape, random_batch, read_batch
+from undertow.inputs import DTYPES, Batch, InputError, Shape, random_batch, read_batch
 from undertow.kernels.sm100.launch import LaunchInputError
 from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.progress import Progress
-from undertow.reference import Gradients
+from undertow.reference import Gradients, ProblemError, Scoring
 from undertow.verify import Backward, Run, saved_forward_errors, verify
 
 DESCRIPTION = """\
 Compile the head-dim-64 backward kernels for sm_100a, execute their PTX on the emulator and compare dQ, dK, dV with
 float64. No GPU, no driver. Without options: all four schedules on 256 query rows x 384 keys, 2 heads.
 
-A gradient is right if its relative Frobenius error is at most 1.25 times that of an ideal bf16 pipeline on the same
+A gradient is right if its relative Frobenius error is at most 1.25 times that of an ideal 16-bit pipeline on the same
 data (P, dS and the results rounded once, all sums exact) plus the noise of float32 sums.
 """
-BAD_INPUT = (InputError, LaunchInputError)
+BAD_INPUT = (InputError, LaunchInputError, ProblemError)
 DEFAULT_SHAPE = Shape(batch=1, seqlen_q=256, seqlen_k=384, heads=2)
+NO_BOUND = "none"
 BACKENDS = ("auto", "numpy", "compiled")
 HEADINGS = ("schedule", "backend", "shape", "error dQ", "dK", "dV", "ideal dQ", "dK", "dV", "ratio")
 HEADINGS += ("barriers/tile", "tiles", "compile s", "run s")
@@ -30,22 +31,42 @@ HEADINGS += ("barriers/tile", "tiles", "compile s", "run s")
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `undertow verify`."""
-    for name, default in zip(Shape._fields, DEFAULT_SHAPE):
+    for name, default in zip(Shape._fields, (*DEFAULT_SHAPE[:-1], "as --heads")):
         parser.add_argument(_flag(name), type=int, metavar="N", help=f"extent of a random batch (default: {default})")
+    parser.add_argument("--dtype", choices=DTYPES, help="of a random batch (default: bf16)")
     parser.add_argument(
         "--schedule",
         action="append",
         choices=SCHEDULES,
         help="run only this schedule; may be repeated (default: all four)",
     )
+    _configure_scoring(parser)
     parser.add_argument("--seed", type=int, help="of the random batch (default: 0)")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="of the emulator (default: %(default)s)")
     parser.add_argument(
         "--input",
         metavar="FILE",
-        help="safetensors file with q, k, v, dout (batch, seqlen, heads, 64) in bf16, and if you have them out and "
-        "lse (batch, heads, seqlen_q; float32, natural logarithm), instead of a random batch",
+        help="safetensors file with q, k, v, dout (batch, seqlen, heads, 64) in bf16 or fp16, and if you have them "
+        "out and lse (batch, heads, seqlen_q; float32, natural logarithm), instead of a random batch",
     )
+
+
+def _configure_scoring(parser: argparse.ArgumentParser) -> None:
+    """The options that say which attention it is."""
+    parser.add_argument("--causal", action="store_true", help="rows see no key behind the diagonal; last row, last key")
+    parser.add_argument(
+        "--window",
+        nargs=2,
+        type=_bound,
+        default=(None, None),
+        metavar=("LEFT", "RIGHT"),
+        help=f"keys a row sees on both sides of the diagonal, inclusive; '{NO_BOUND}' for no bound",
+    )
+    parser.add_argument("--softmax-scale", type=float, metavar="S", help="factor on q.k (default: 1/8)")
+
+
+def _bound(word: str) -> int | None:
+    return None if word == NO_BOUND else int(word)
 
 
 def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
@@ -86,16 +107,19 @@ def judge(arguments: argparse.Namespace, progress: Progress, backward: Backward)
 def _batch(arguments: argparse.Namespace, progress: Progress) -> tuple[Batch, str]:
     """The batch to run, and in words where it comes from."""
     given = {name: getattr(arguments, name) for name in Shape._fields if getattr(arguments, name) is not None}
+    scoring = Scoring(arguments.softmax_scale, arguments.causal, tuple(arguments.window))
     if arguments.input is None:
-        shape, seed = DEFAULT_SHAPE._replace(**given), arguments.seed or 0
+        shape, seed, dtype = DEFAULT_SHAPE._replace(**given), arguments.seed or 0, arguments.dtype or "bf16"
         progress.step("making a random batch")
-        return random_batch(shape, seed), f"random bf16 numbers, seed {seed}; out and lse by the float64 reference"
-    if arguments.seed is not None:
-        given["seed"] = arguments.seed
+        batch = random_batch(shape, seed, scoring, DTYPES[dtype])
+        return batch, f"random {dtype} numbers, seed {seed}; out and lse by the float64 reference"
+    for name in ("seed", "dtype"):
+        if getattr(arguments, name) is not None:
+            given[name] = getattr(arguments, name)
     if given:
         raise InputError(f"{', '.join(map(_flag, given))}: not allowed beside --input, which brings its own batch")
     progress.step(f"reading {arguments.input}")
-    batch = read_batch(arguments.input)
+    batch = read_batch(arguments.input, scoring)
     made = " and ".join(batch.computed)
     return batch, arguments.input + (f"; {made} by the float64 reference" if made else "")
 
@@ -117,7 +141,7 @@ def _saved_forward_line(batch: Batch) -> str:
     """How far the user's out and lse are from what q, k, v imply: a wrong forward is not a wrong backward kernel."""
     out, rounded, lse = saved_forward_errors(batch)
     return (
-        f"Its forward against float64: out differs by {out:.2e} (one rounding to bf16: {rounded:.2e}), "
+        f"Its forward against float64: out differs by {out:.2e} (one rounding to 16 bits: {rounded:.2e}), "
         f"lse by at most {lse:.2e}"
     )
 
@@ -137,7 +161,8 @@ def table(runs: list[Run]) -> list[str]:
 
 
 def _cells(run: Run) -> tuple[str, ...]:
-    shape = f"{run.shape.seqlen_q}x{run.shape.seqlen_k} b{run.shape.batch} h{run.shape.heads}"
+    group = "" if run.shape.kv_heads == run.shape.heads else f":{run.shape.kv_heads}"
+    shape = f"{run.shape.seqlen_q}x{run.shape.seqlen_k} b{run.shape.batch} h{run.shape.heads}{group}"
     ideal = [f"{error:.2e}" for error in run.measure.ideal]
     if run.executed is None or run.errors is None:
         return (run.schedule, "-", shape, "-", "-", "-", *ideal, "-", "-", "-", "-", "-")

@@ -31,9 +31,8 @@ class Tensor:
     def pack(self, address: int) -> bytes:
         """Lay the struct out, with its array at `address`."""
         data = struct.pack("<Q", address) + struct.pack(f"<{len(self.dims)}i", *self.dims)
-        if self.strides:
-            data += bytes(-len(data) % 8) + struct.pack(f"<{len(self.strides)}q", *self.strides)
-        return data
+        data += bytes(-len(data) % 8)
+        return data + struct.pack(f"<{len(self.strides)}q", *self.strides)
 
     @property
     def num_bytes(self) -> int:

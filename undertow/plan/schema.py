@@ -11,6 +11,7 @@ import enum
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from undertow.plan.attention import DENSE, Attention
 from undertow.plan.steps import Issue, Load, Signal, Step, Store, Wait
 
 WARP_THREADS = 32
@@ -185,6 +186,7 @@ class Plan:
     order: tuple[Issue, ...]  # the MMA warp's issue order in one trip of its loop
     signal_scope: SignalScope
     programs: tuple[tuple[str, tuple[Step, ...]], ...]  # one tile of each other role, in program order
+    attention: Attention = DENSE
     omitted_guards: tuple[str, ...] = ()  # only tests set this: the hazard must then be found
 
     def role(self, name: str) -> Role:

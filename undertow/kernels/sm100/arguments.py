@@ -14,6 +14,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.kernels.sm100.plan import HEAD_DIM
+from undertow.kernels.sm100.sequences import Packing
 from undertow.plan.schema import DType
 
 VECTOR_BYTES = 16  # every global access of a row is a 16-byte vector, so bases and strides are multiples of it
@@ -41,3 +42,19 @@ def dq_accumulator_argument() -> Any:
     shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), DQ_ACCUMULATOR_TILE)
     stride = (cute.sym_int64(divisibility=4), cute.sym_int64(divisibility=4), DQ_ACCUMULATOR_TILE, 1)
     return make_fake_tensor(cutlass.Float32, shape, stride=stride, assumed_align=VECTOR_BYTES)
+
+
+def counters_argument() -> Any:
+    """Return the (batch, heads, tiles) i32 turns of the query tiles."""
+    shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32())
+    return make_fake_tensor(cutlass.Int32, shape, stride=(cute.sym_int64(), cute.sym_int64(), 1), assumed_align=4)
+
+
+def vector_argument(dtype: Any) -> Any:
+    """Return a contiguous vector of any length."""
+    return make_fake_tensor(dtype, (cute.sym_int32(),), stride=(1,), assumed_align=4)
+
+
+def packing_argument() -> Packing:
+    """Return one side of packed sequences."""
+    return Packing(vector_argument(cutlass.Int32), vector_argument(cutlass.Int32))

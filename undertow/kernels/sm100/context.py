@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32
 
 from undertow.kernels.sm100.bind import Channels, SharedMemory
+from undertow.kernels.sm100.work import Work
 
 
 @dataclass(frozen=True)
@@ -22,26 +23,16 @@ class TensorMaps:
 
 
 @dataclass(frozen=True)
-class CtaTile:
-    """Which key/value tile, head and batch the CTA owns, and over how many query tiles it loops."""
-
-    kv_tile: Int32
-    head: Int32
-    batch: Int32
-    query_tiles: Int32
-
-
-@dataclass(frozen=True)
 class LoadContext:
-    """Tensors in, shared memory out. gLSE_log2, gD: the (padded seqlen_q) fp32 rows of this head and batch."""
+    """Tensors in, shared memory out. mLSE_log2, mD: (batch, heads, padded seqlen_q) fp32."""
 
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
-    cta: CtaTile
+    work: Work
     maps: TensorMaps
-    gLSE_log2: cute.Tensor
-    gD: cute.Tensor
+    mLSE_log2: cute.Tensor
+    mD: cute.Tensor
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class MmaContext:
     channels: Channels
     smem: SharedMemory
     tmem: Int32
-    query_tiles: Int32
+    trips: Int32
 
 
 @dataclass(frozen=True)
@@ -66,19 +57,23 @@ class ComputeContext:
     warpgroup: Int32
     row: Int32
     has_row: Boolean
-    query_tiles: Int32
+    work: Work
     softmax_scale_log2: Float32
 
 
 @dataclass(frozen=True)
 class EpilogueContext:
-    """gdK, gdV: the 64 elements of the thread's key row; written only if `has_row`. tmem: at the warp's lanes."""
+    """gdK, gdV: the 64 elements of the thread's key row. tmem: at the warp's lanes.
+
+    has_row: the tensors have the row. is_used: it holds data; if not, zeros are written.
+    """
 
     plan: cutlass.Constexpr
     channels: Channels
     tmem: Int32
     warpgroup: Int32
     has_row: Boolean
+    is_used: Boolean
     gdK: cute.Tensor
     gdV: cute.Tensor
     softmax_scale: Float32
@@ -86,7 +81,7 @@ class EpilogueContext:
 
 @dataclass(frozen=True)
 class ReduceContext:
-    """gdQ_accumulator: (tiles, 8192) fp32, this head and batch. row: query row in the tile. tmem: at the warp's lanes.
+    """mdQ_accumulator: (batch, heads, tiles, 8192) fp32. row: query row in the tile. tmem: at the warp's lanes.
 
     is_leader: the warp issues the bulk operations.
     """
@@ -97,5 +92,5 @@ class ReduceContext:
     tmem: Int32
     row: Int32
     is_leader: Boolean
-    gdQ_accumulator: cute.Tensor
-    query_tiles: Int32
+    mdQ_accumulator: cute.Tensor
+    work: Work

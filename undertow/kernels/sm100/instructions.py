@@ -76,6 +76,16 @@ def store_vector(space: str, address: Int32 | Int64, words: list[Int32], predica
     )
 
 
+def opaque(value: Int32) -> Int32:
+    """The same value, computed where it is used: LLVM moves no arithmetic on it out of a loop."""
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
+
+
+def shifted_left(value: Int32, by: Int32) -> Int32:
+    """value << by for any by >= 0: the machine's shift, which leaves nothing from 32 on (PTX ISA, shl)."""
+    return cute.arch.inline_ptx("shl.b32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[value, by])
+
+
 def bulk_reduce_add(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
     """Start an asynchronous fp32 += of `size` bytes from shared to global memory, in this thread's bulk group."""
     cute.arch.inline_ptx(

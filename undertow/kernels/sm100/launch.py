@@ -1,74 +1,109 @@
-"""Host side of the backward pass: compile the three kernels, refuse tensors they cannot take, describe the launches.
+"""Host side of the backward pass: compile the three kernels, describe their launches on given tensors.
 
 The description is data (`undertow.plan.description`), so what is proved on an emulator is what a GPU is later handed.
-Layouts: rows are (batch, seqlen, heads, 64) with any strides, LSE is (batch, heads, seqlen_q) fp32.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from undertow.kernels.compile import CompiledKernel, compile_kernel
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS, num_tiles, padded_rows
+from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM
+from undertow.kernels.sm100.plan import plan as plan_of
+from undertow.kernels.sm100.tensors import (
+    TORCH_TYPES,
+    BackwardTensors,
+    LaunchInputError,
+    Workspaces,
+    allocate_workspaces,
+    check_tensors,
+    kv_tiles,
+)
+from undertow.plan.attention import PLAIN, Attention, RowVariant
 from undertow.plan.description import Launch, Tensor, TensorMap
+from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
-from undertow.plan.schema import DType, Plan, SmemRegion
+from undertow.plan.schema import DType, Plan
+from undertow.plan.tiles import Band, band
 
 LOG2_E = math.log2(math.e)
-ALIGNMENT = 16  # bytes; of every base address and stride, for 16-byte accesses and for TMA
-MAX_GRID_YZ = 65535  # CUDA programming guide: blocks in the y and z dimension of a grid
-MAX_SEQLEN = 2**31 - 256  # row indices are i32, and tiles round the last one up
-TORCH_TYPES = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}
+MAX_GRID = 2**31 - 1  # CTAs of a launch in x: CUDA programming guide
 
 
-class LaunchInputError(ValueError):
-    """A tensor or scalar that the kernels cannot take; the message names it, its value and what is allowed."""
+@dataclass(frozen=True)
+class Settings:
+    """The numbers of one call.
+
+    softmax_scale: factor on the scores, any finite number; None is 1/sqrt(64).
+    causal, window: which keys a row sees, as `plan.tiles.band` says; None is no bound.
+    """
+
+    softmax_scale: float | None = None
+    causal: bool = False
+    window: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def scale(self) -> float:
+        if self.softmax_scale is None:
+            return HEAD_DIM**-0.5
+        if not math.isfinite(self.softmax_scale):
+            raise LaunchInputError(f"softmax_scale={self.softmax_scale}: must be finite")
+        return float(self.softmax_scale)
+
+    @property
+    def band(self) -> Band:
+        """The bounds that hold, within 32 bits."""
+        for side, bound in zip(("left", "right"), self.window):
+            if bound is not None and not isinstance(bound, int):
+                raise LaunchInputError(f"window: {side}={bound!r}: must be an integer or None")
+        return band(self.causal, self.window)
+
+
+DEFAULT = Settings()
 
 
 @dataclass(frozen=True)
 class CompiledBackward:
-    """The three kernels of one plan, in launch order."""
+    """The three kernels of one plan, in launch order. rows: what the first and the last are compiled for."""
 
     plan: Plan
+    rows: RowVariant
     preprocess: CompiledKernel
     main: CompiledKernel
     postprocess: CompiledKernel
 
 
-@dataclass(frozen=True)
-class BackwardTensors:
-    """What a backward pass reads and, in dq, dk, dv, writes. Nothing is copied.
+def attention_of(settings: Settings, tensors: BackwardTensors) -> Attention:
+    """The variant of attention that a call asks for: what to make the plan for."""
+    left, right = settings.band
+    return Attention(left=left is not None, right=right is not None, packed=tensors.sequences is not None)
 
-    q, out, dout, dq: (batch, seqlen_q, heads, 64); k, v, dk, dv: (batch, seqlen_k, heads, 64), all of the plan's type;
-    lse: (batch, heads, seqlen_q) fp32, natural logarithm, -inf where a row attended nothing.
+
+def row_variant_of(settings: Settings, tensors: BackwardTensors) -> RowVariant:
+    """The variant of the kernels over query rows that a call asks for."""
+    return RowVariant(
+        packed=tensors.sequences is not None, dlse=tensors.dlse is not None, sink=tensors.sink is not None
+    )
+
+
+def compile_for(schedule: str, tensors: BackwardTensors, settings: Settings = DEFAULT) -> CompiledBackward:
+    """Compile (or fetch from the disk cache) the kernels of a schedule for what a call asks.
+
+    Raises: PlanError for an unknown schedule; LaunchInputError for an element type without kernels; CompileError.
     """
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    out: torch.Tensor
-    dout: torch.Tensor
-    lse: torch.Tensor
-    dq: torch.Tensor
-    dk: torch.Tensor
-    dv: torch.Tensor
+    dtype = next((ours for ours, theirs in TORCH_TYPES.items() if theirs == tensors.q.dtype), DType.F32)
+    if dtype.bytes != 2:
+        raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
+    plan = plan_of(schedule, dtype, attention_of(settings, tensors))
+    return compile_backward(plan, row_variant_of(settings, tensors))
 
 
-@dataclass(frozen=True)
-class Workspaces:
-    """fp32 buffers between the kernels, in whole tiles of query rows; preprocess fills every element of them."""
-
-    lse_log2: torch.Tensor  # (batch, heads, padded seqlen_q)
-    d: torch.Tensor  # (batch, heads, padded seqlen_q)
-    dq_accumulator: torch.Tensor  # (batch, heads, tiles, 8192)
-
-
-def compile_backward(plan: Plan) -> CompiledBackward:
+def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
     """Compile (or fetch from the disk cache) the kernels of `plan`.
 
     Raises: CompileError from `compile_kernel`.
@@ -80,176 +115,146 @@ def compile_backward(plan: Plan) -> CompiledBackward:
         return kernel.build(plan)
 
     main = compile_kernel(f"backward-{plan.name}", plan, build)
-    return CompiledBackward(plan, compile_preprocess(plan.dtype), main, compile_postprocess(plan.dtype))
+    return CompiledBackward(
+        plan, rows, compile_preprocess(plan.dtype, rows), main, compile_postprocess(plan.dtype, rows)
+    )
 
 
-def compile_preprocess(dtype: DType) -> CompiledKernel:
+def compile_preprocess(dtype: DType, rows: RowVariant = PLAIN) -> CompiledKernel:
     """Compile the preprocess kernel for O and dO of `dtype`."""
 
     def build() -> Any:
         from undertow.kernels.sm100 import preprocess
 
-        return preprocess.build(dtype)
+        return preprocess.build(dtype, rows)
 
-    return compile_kernel("preprocess", dtype, build)
+    return compile_kernel("preprocess", (dtype, rows), build)
 
 
-def compile_postprocess(dtype: DType) -> CompiledKernel:
+def compile_postprocess(dtype: DType, rows: RowVariant = PLAIN) -> CompiledKernel:
     """Compile the postprocess kernel for dQ of `dtype`."""
 
     def build() -> Any:
         from undertow.kernels.sm100 import postprocess
 
-        return postprocess.build(dtype)
+        return postprocess.build(dtype, rows)
 
-    return compile_kernel("postprocess", dtype, build)
-
-
-def allocate_workspaces(q: torch.Tensor) -> Workspaces:
-    """Allocate the buffers for query rows shaped like `q`, on its device."""
-    batch, seqlen, heads, _ = q.shape
-    rows = (batch, heads, padded_rows(seqlen))
-    tiles = (batch, heads, padded_rows(seqlen) * HEAD_DIM // DQ_ACCUMULATOR_TILE, DQ_ACCUMULATOR_TILE)
-    return Workspaces(*(q.new_empty(shape, dtype=torch.float32) for shape in (rows, rows, tiles)))
+    return compile_kernel("postprocess", (dtype, rows), build)
 
 
 def launches(
     compiled: CompiledBackward,
     tensors: BackwardTensors,
-    softmax_scale: float | None = None,
+    settings: Settings = DEFAULT,
     workspaces: Workspaces | None = None,
 ) -> list[tuple[CompiledKernel, Launch]]:
-    """Describe the launches that turn `tensors` into dq, dk and dv, in order.
+    """Describe the launches that turn `tensors` into dq, dk, dv and dsink, in order.
+
+    A kernel that would write nothing is left out: without a query row there is nothing before and after the main
+    kernel (dsink is then the caller's to clear), without a key no main kernel.
 
     Args:
-        softmax_scale: factor on the scores, 1/sqrt(64) if None.
+        settings: scale and mask; the kernels must be compiled for this variant (`attention_of`, `row_variant_of`).
         workspaces: buffers to use (`allocate_workspaces`); made here if None. The descriptions keep them alive.
     Raises:
-        LaunchInputError: before anything is launched, when a kernel could not take a tensor as it is.
+        LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
     """
-    check_tensors(compiled.plan, tensors)
-    scale = HEAD_DIM**-0.5 if softmax_scale is None else float(softmax_scale)
-    if not math.isfinite(scale):
-        raise LaunchInputError(f"softmax_scale={scale}: must be finite")
-    work = allocate_workspaces(tensors.q) if workspaces is None else workspaces
-    return [
-        (compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work)),
-        (compiled.main, main_launch(compiled, tensors, work, scale)),
-        (compiled.postprocess, postprocess_launch(compiled.postprocess, tensors, work, scale)),
-    ]
-
-
-def check_tensors(plan: Plan, tensors: BackwardTensors) -> None:
-    """Refuse what the kernels cannot take.
-
-    Raises: LaunchInputError for a wrong rank, shape, type, device, stride or alignment, naming the tensor.
-    """
-    if tensors.q.ndim != 4 or tensors.k.ndim != 4:
-        raise LaunchInputError(
-            f"q has shape {tuple(tensors.q.shape)}, k has shape {tuple(tensors.k.shape)}: "
-            f"must be (batch, seqlen, heads, {HEAD_DIM})"
-        )
-    batch, seqlen_q, heads, _ = tensors.q.shape
-    query, key = (batch, seqlen_q, heads, HEAD_DIM), (batch, tensors.k.shape[1], heads, HEAD_DIM)
-    for extent, name, highest in (
-        (batch, "batch", MAX_GRID_YZ),
-        (heads, "heads", MAX_GRID_YZ),
-        (seqlen_q, "seqlen_q", MAX_SEQLEN),
-        (key[1], "seqlen_k", MAX_SEQLEN),
+    for asked, has in (
+        (attention_of(settings, tensors), compiled.plan.attention),
+        (row_variant_of(settings, tensors), compiled.rows),
     ):
-        if not 1 <= extent <= highest:
-            raise LaunchInputError(f"{name}={extent}: must be in [1, {highest}]")
-    for field in fields(tensors):
-        tensor = getattr(tensors, field.name)
-        if field.name == "lse":
-            _check_one("lse", tensor, (batch, heads, seqlen_q), torch.float32, tensors.q.device)
-        else:
-            shape = key if field.name in ("k", "v", "dk", "dv") else query
-            _check_one(field.name, tensor, shape, TORCH_TYPES[plan.dtype], tensors.q.device)
-            _check_vectors(field.name, tensor, written=field.name in ("dq", "dk", "dv"))
-
-
-def _check_one(name: str, tensor: torch.Tensor, shape: tuple, dtype: torch.dtype, device: torch.device) -> None:
-    if tuple(tensor.shape) != shape:
-        raise LaunchInputError(f"{name} has shape {tuple(tensor.shape)}: must be {shape}")
-    if tensor.dtype != dtype:
-        raise LaunchInputError(f"{name} has dtype {tensor.dtype}: must be {dtype}")
-    if tensor.device != device:
-        raise LaunchInputError(f"{name} is on {tensor.device}: must be on {device}, where q is")
-    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise LaunchInputError(f"{name} has stride {tensor.stride(-1)} in its last dimension: must be contiguous there")
-
-
-def _check_vectors(name: str, tensor: torch.Tensor, written: bool) -> None:
-    """Rows are accessed in 16-byte vectors and by TMA."""
-    if tensor.data_ptr() % ALIGNMENT:
-        raise LaunchInputError(
-            f"{name} begins at an address that is {tensor.data_ptr() % ALIGNMENT} mod {ALIGNMENT}: must be 0"
-        )
-    for dim, extent in enumerate(tensor.shape[:-1]):
-        step = tensor.stride(dim) * tensor.element_size()
-        if extent > 1 and step % ALIGNMENT:
-            raise LaunchInputError(
-                f"{name} has a stride of {step} bytes in dimension {dim}: must be a multiple of {ALIGNMENT}"
-            )
-        if extent > 1 and step == 0 and written:
-            raise LaunchInputError(f"{name} has stride 0 in dimension {dim}: a result must own its memory")
+        if asked != has:
+            raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
+    check_tensors(compiled.plan, tensors)
+    work = allocate_workspaces(tensors) if workspaces is None else workspaces
+    described = []
+    if tensors.q.numel():
+        described.append((compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work)))
+    if tensors.k.numel():
+        described.append((compiled.main, main_launch(compiled, tensors, work, settings)))
+    if tensors.q.numel():
+        scale = settings.scale
+        described.append((compiled.postprocess, postprocess_launch(compiled.postprocess, tensors, work, scale)))
+    for kernel, launch in described:
+        if math.prod(launch.grid) > MAX_GRID:
+            raise LaunchInputError(f"{kernel.name} would need {math.prod(launch.grid)} CTAs: at most {MAX_GRID}")
+    return described
 
 
 def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces) -> Launch:
     """Describe the launch that fills `work` from out, dout and lse."""
+    given = tensors.batched
+    inputs: list[Any] = [_rows(given.out, "out"), _rows(given.dout, "dout"), _scalars(given.lse, "lse")]
+    outputs: list[Any] = [
+        _scalars(work.lse_log2, "LSE_log2"),
+        _scalars(work.d, "D"),
+        _accumulator(work.dq_accumulator),
+    ]
+    if given.dlse is not None:
+        inputs.append(_scalars(given.dlse, "dlse"))
+    if given.sink is not None:
+        inputs.append(_vector(given.sink, "sink"))
+    if work.turns is not None:
+        outputs.append(_scalars(work.turns, "turns"))
+    if work.dsink_parts is not None:
+        outputs.append(_scalars(work.dsink_parts, "dsink parts"))
     return Launch(
         kernel=kernel.entry,
         grid=_query_grid(work),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(
-            _rows(tensors.out, "out"),
-            _rows(tensors.dout, "dout"),
-            _row_scalars(tensors.lse, "lse"),
-            _row_scalars(work.lse_log2, "LSE_log2"),
-            _row_scalars(work.d, "D"),
-            _accumulator(work.dq_accumulator),
-        ),
+        params=(*inputs, *outputs, *_packing(given, "q")),
     )
 
 
-def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, scale: float) -> Launch:
+def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
-    plan = compiled.plan
-    batch, seqlen_k, heads, _ = tensors.k.shape
+    plan, given = compiled.plan, tensors.batched
+    (_, seqlen_q, heads, _), (batch, _, kv_heads, _) = given.q.shape, given.k.shape
+    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
-        grid=(num_tiles(seqlen_k, plan.tile_n), heads, batch),
+        grid=(Grid(kv_tiles(tensors), kv_heads, batch).num_ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         dynamic_smem=plan.smem_bytes,
         labels=PlanLabels(plan),
         params=(
-            *(_tensor_map(plan.smem_region(region), getattr(tensors, name), name) for region, name in loads.items()),
-            _row_scalars(work.lse_log2, "LSE_log2"),
-            _row_scalars(work.d, "D"),
+            *(_tensor_map(plan, region, given, name) for region, name in loads.items()),
+            _scalars(work.lse_log2, "LSE_log2"),
+            _scalars(work.d, "D"),
             _accumulator(work.dq_accumulator),
-            _rows(tensors.dk, "dk"),
-            _rows(tensors.dv, "dv"),
-            scale * LOG2_E,
-            scale,
+            _rows(given.dk, "dk"),
+            _rows(given.dv, "dv"),
+            seqlen_q,
+            *(0 if bound is None else bound for bound in settings.band),
+            heads_per_bundle(average, heads // kv_heads, kv_heads) if plan.attention.masked else 1,
+            settings.scale * LOG2_E,
+            settings.scale,
+            *_packing(given, "q"),
+            *_packing(given, "k"),
         ),
     )
 
 
 def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, scale: float) -> Launch:
-    """Describe the launch that writes dq from the accumulator."""
+    """Describe the launch that writes dq from the accumulator, and dsink from its parts."""
+    given = tensors.batched
+    sums = [_accumulator(work.dq_accumulator)]
+    results = [_rows(given.dq, "dq")]
+    if given.dsink is not None and work.dsink_parts is not None:
+        sums.append(_scalars(work.dsink_parts, "dsink parts"))
+        results.append(_vector(given.dsink, "dsink"))
     return Launch(
         kernel=kernel.entry,
         grid=_query_grid(work),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(_accumulator(work.dq_accumulator), _rows(tensors.dq, "dq"), scale),
+        params=(*sums, *results, *_packing(given, "q"), scale),
     )
 
 
 def _query_grid(work: Workspaces) -> tuple[int, int, int]:
     batch, heads, tiles, _ = work.dq_accumulator.shape
-    return (tiles, heads, batch)
+    return (tiles * heads * batch, 1, 1)
 
 
 def _rows(tensor: torch.Tensor, name: str) -> Tensor:
@@ -257,23 +262,45 @@ def _rows(tensor: torch.Tensor, name: str) -> Tensor:
     return Tensor(tensor, dims=(batch, seqlen, heads), strides=legal_strides(tensor)[:-1], name=name)
 
 
-def _tensor_map(region: SmemRegion, tensor: torch.Tensor, name: str) -> TensorMap:
-    """Describe the TMA load of one stage of `region`: whole rows, swizzled; rows past the end are zeros."""
+def _tensor_map(plan: Plan, region: str, given: BackwardTensors, name: str) -> TensorMap:
+    """Describe the TMA load of one stage of `region`: whole rows, swizzled; rows past the end are zeros.
+
+    Of packed sequences as `kernel.packed_view` says. A tensor without rows is never loaded; k stands in for it.
+    """
+    smem = plan.smem_region(region)
+    tensor = getattr(given, name) if getattr(given, name).numel() else given.k
     batch, seqlen, heads, columns = tensor.shape
-    strides = legal_strides(tensor)
+    of_batch, of_row, of_head = (stride * smem.dtype.bytes for stride in legal_strides(tensor)[:-1])
+    dims, strides, offset = (columns, seqlen, heads, batch), (of_row, of_head, of_batch), 0
+    if given.sequences is not None:
+        dims, strides, offset = (columns, seqlen, seqlen + 1, heads), (of_row, of_row, of_head), -seqlen * of_row
     return TensorMap(
         tensor,
-        dtype=region.dtype.label,
-        dims=(columns, seqlen, heads, batch),
-        strides=tuple(strides[dim] * region.dtype.bytes for dim in (1, 2, 0)),
-        box=(region.columns, region.rows, 1, 1),
-        swizzle=region.columns * region.dtype.bytes,
+        dtype=smem.dtype.label,
+        dims=dims,
+        strides=strides,
+        box=(smem.columns, smem.rows, 1, 1),
+        swizzle=smem.columns * smem.dtype.bytes,
+        offset_bytes=offset,
         name=name,
     )
 
 
-def _row_scalars(tensor: torch.Tensor, name: str) -> Tensor:
+def _scalars(tensor: torch.Tensor, name: str) -> Tensor:
     return Tensor(tensor, dims=tuple(tensor.shape), strides=legal_strides(tensor)[:-1], name=name)
+
+
+def _vector(tensor: torch.Tensor, name: str) -> Tensor:
+    return Tensor(tensor, dims=tuple(tensor.shape), name=name)
+
+
+def _packing(given: BackwardTensors, side: str) -> list[Tensor]:
+    """The offsets and lengths of one side of packed sequences; no lengths are a vector of length 0."""
+    if given.sequences is None:
+        return []
+    offsets, used = (getattr(given.sequences, f"{kind}_{side}") for kind in ("cu_seqlens", "seqused"))
+    used = offsets[:0] if used is None else used
+    return [_vector(offsets, f"cu_seqlens_{side}"), _vector(used, f"seqused_{side}")]
 
 
 def _accumulator(tensor: torch.Tensor) -> Tensor:

@@ -6,6 +6,7 @@ and shared-memory budgets. Score tiles are kept transposed: a TMEM lane is a key
 
 from __future__ import annotations
 
+from undertow.plan.attention import DENSE, Attention
 from undertow.plan.schema import (
     DType,
     MmaOp,
@@ -63,10 +64,10 @@ BARRIERS = (
 DQ_STAGE_COLUMNS = 32  # columns of dQ in one staging buffer: half a head dim
 
 
-def plan(schedule: str = "split", dtype: DType = DType.BF16) -> Plan:
+def plan(schedule: str = "split", dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     """The plan of one schedule.
 
-    schedule: one of SCHEDULES. dtype: element type of Q, K, V, dO, P and dS.
+    schedule: one of SCHEDULES. dtype: element type of Q, K, V, dO, P and dS. attention: the variant.
     Raises PlanError for an unknown schedule or a dtype that is not 16 bits wide.
     """
     if schedule not in SCHEDULES:
@@ -95,6 +96,7 @@ def plan(schedule: str = "split", dtype: DType = DType.BF16) -> Plan:
             ("reduce", reduce_program()),
             ("epilogue", epilogue_program()),
         ),
+        attention=attention,
     )
 
 

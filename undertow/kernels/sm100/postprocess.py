@@ -5,60 +5,127 @@ keeps rows together. A warp takes 4 rows by 64 columns: its stores then cover wh
 32-byte sectors, so nothing is gained by a transposition through shared memory.
 """
 
-from __future__ import annotations
-
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
 
-from undertow.kernels.sm100.arguments import dq_accumulator_argument, rows_argument
+from undertow.kernels.sm100.arguments import (
+    dq_accumulator_argument,
+    packing_argument,
+    row_scalars_argument,
+    rows_argument,
+    vector_argument,
+)
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_SHAPE, DQ_ACCUMULATOR_STRIDES, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
+from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
+from undertow.plan.attention import PLAIN, RowVariant
 from undertow.plan.schema import DType
 
 VECTOR = 8  # 16-bit elements of one 16-byte store
 LANES_PER_ROW = HEAD_DIM // VECTOR
 ROWS_PER_PASS = ROW_KERNEL_THREADS // LANES_PER_ROW
 PASSES = TILE_M // ROWS_PER_PASS
+WARPS = ROW_KERNEL_THREADS // 32
 
 
-def build(dtype: DType) -> tuple[Any, tuple[Any, ...]]:
+@dataclass(frozen=True)
+class Sums:
+    """mdQ_accumulator: (batch, heads, tiles, 8192) f32. mdSink_parts: (batch, heads, parts) f32."""
+
+    mdQ_accumulator: cute.Tensor
+    mdSink_parts: Any = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """mdQ: (batch, seqlen_q, heads, 64). mdSink: (heads) f32."""
+
+    mdQ: cute.Tensor
+    mdSink: Any = None
+
+
+def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of dQ."""
     postprocess_kernel.set_name_prefix("undertow_postprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
-    return postprocess, (dq_accumulator_argument(), rows_argument(dtype), cutlass.Float32(1.0))
+    sums = Sums(dq_accumulator_argument(), row_scalars_argument(padded=False) if variant.sink else None)
+    results = Results(rows_argument(dtype), vector_argument(Float32) if variant.sink else None)
+    return postprocess, (sums, results, packing_argument() if variant.packed else None, Float32(1.0))
 
 
 @cute.jit
-def postprocess(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32):
+def postprocess(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
     """Launch one CTA per accumulator tile."""
-    batch, heads, tiles, _ = mdQ_accumulator.shape
-    postprocess_kernel(mdQ_accumulator, mdQ, softmax_scale).launch(
-        grid=(tiles, heads, batch), block=(ROW_KERNEL_THREADS, 1, 1)
+    batch, heads, tiles, _ = sums.mdQ_accumulator.shape
+    postprocess_kernel(sums, results, packing, softmax_scale).launch(
+        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
     )
 
 
 @cute.kernel
-def postprocess_kernel(mdQ_accumulator: cute.Tensor, mdQ: cute.Tensor, softmax_scale: cutlass.Float32):
-    """Write dQ = softmax_scale * accumulator for the rows of one tile that exist.
+def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
+    """Write dQ = softmax_scale * accumulator for the rows of one tile that exist, zeros for those that are not used.
 
-    Shapes: mdQ_accumulator (batch, heads, tiles, 8192) f32; mdQ (batch, seqlen_q, heads, 64)
     Error:  one rounding of f32 for the product, one of the 16-bit type.
     """
     thread, _, _ = cute.arch.thread_idx()
-    tile, head, batch = cute.arch.block_idx()
+    tile = query_tile(sums.mdQ_accumulator, results.mdQ.shape[1], packing, TILE_M)
     accumulator = cute.make_tensor(
-        mdQ_accumulator[batch, head, cutlass.Int64(tile), None].iterator,
+        sums.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None].iterator,
         cute.make_layout(DQ_ACCUMULATOR_SHAPE, stride=DQ_ACCUMULATOR_STRIDES),
     )
     first, vector = thread // LANES_PER_ROW, thread % LANES_PER_ROW
-    sums = cute.make_rmem_tensor((VECTOR, PASSES), cutlass.Float32)
+    loaded = cute.make_rmem_tensor((VECTOR, PASSES), Float32)
     for step in cutlass.range_constexpr(PASSES):  # padding rows exist in the accumulator, so no test holds up a load
-        row_in_tile = first + step * ROWS_PER_PASS
-        cute.autovec_copy(cute.local_tile(accumulator[row_in_tile, None], (VECTOR,), (vector,)), sums[None, step])
+        row = first + step * ROWS_PER_PASS
+        cute.autovec_copy(cute.local_tile(accumulator[row, None], (VECTOR,), (vector,)), loaded[None, step])
     for step in cutlass.range_constexpr(PASSES):
-        row = tile * TILE_M + first + step * ROWS_PER_PASS
-        if row < mdQ.shape[1]:
-            rdQ = cute.make_rmem_tensor((VECTOR,), mdQ.element_type)
-            rdQ.store((sums[None, step].load() * softmax_scale).to(mdQ.element_type))
-            cute.autovec_copy(rdQ, cute.local_tile(mdQ[batch, row, head, None], (VECTOR,), (vector,)))
+        row = first + step * ROWS_PER_PASS
+        if row < tile.kept:
+            rdQ = cute.make_rmem_tensor((VECTOR,), results.mdQ.element_type)
+            rdQ.store((loaded[None, step].load() * softmax_scale).to(results.mdQ.element_type))
+            if cutlass.const_expr(packing is not None):
+                _clear_unused(rdQ, row, tile)
+            target = results.mdQ[tile.batch, tile.first + row, tile.head, None]
+            cute.autovec_copy(rdQ, cute.local_tile(target, (VECTOR,), (vector,)))
+    if cutlass.const_expr(results.mdSink is not None):
+        _sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
+
+
+@cute.jit
+def _clear_unused(rdQ: cute.Tensor, row: Int32, tile: QueryTile):
+    """Write zeros to a row that no sequence uses: its accumulator holds zeros, or nothing that means anything."""
+    if row >= tile.used:
+        rdQ.fill(0.0)
+
+
+@cute.jit
+def _sum_parts(mParts: cute.Tensor, mdSink: cute.Tensor, tile: QueryTile, thread: Int32):
+    """Add up a head's dsink, in the CTA of its first tile.
+
+    Always in the same order: the parts strided by thread, then the threads as a tree.
+    """
+    if (tile.batch == 0) & (tile.tile == 0):
+        _sum_parts_of_head(mParts, mdSink, tile.head, thread)
+
+
+@cute.jit
+def _sum_parts_of_head(mParts: cute.Tensor, mdSink: cute.Tensor, head: Int32, thread: Int32):
+    batches, _, parts = mParts.shape
+    total = Float32(0.0)
+    for batch in cutlass.range(batches, unroll=1):
+        for part in cutlass.range(thread, parts, ROW_KERNEL_THREADS, unroll=1):
+            total += mParts[batch, head, part]
+    total = cute.arch.warp_reduction_sum(total)
+    shared = cute.make_tensor(cute.arch.alloc_smem(Float32, WARPS), cute.make_layout(WARPS))
+    if thread % 32 == 0:
+        shared[thread // 32] = total
+    cute.arch.sync_threads()
+    if thread == 0:
+        total = Float32(0.0)
+        for warp in cutlass.range_constexpr(WARPS):
+            total += shared[warp]
+        mdSink[head] = total

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Constexpr, Float32, Int32
 
 from undertow.kernels.sm100.bind import barrier, multiple
 from undertow.kernels.sm100.context import ComputeContext
 from undertow.kernels.sm100.descriptors import PANEL_BYTES, SWIZZLE_ROWS, panel_bytes
-from undertow.kernels.sm100.instructions import floats, shared_load, store_vector, tmem_load, tmem_store
-from undertow.kernels.sm100.softmax import packed_pairs, probabilities, score_gradients
+from undertow.kernels.sm100.instructions import (
+    floats,
+    shared_load,
+    shifted_left,
+    store_vector,
+    tmem_load,
+    tmem_store,
+)
+from undertow.kernels.sm100.softmax import exponents, masked, packed_pairs, probabilities, score_gradients
 from undertow.plan.schedule import synchronised_program
 from undertow.plan.steps import Guard, Join, Load, Signal, Store, SynchronisedStep, Wait
 
@@ -27,49 +34,79 @@ def compute(c: ComputeContext):
     """Process all query tiles in order."""
     _clear_absent_row(c)
     program = synchronised_program(c.plan, "compute")
-    for tile in cutlass.range(c.query_tiles, unroll=1):
+    head, tile = Int32(0), c.work.first_tile
+    for trip in cutlass.range(c.work.trips, unroll=1):
         registers = {}
         for step in program:
-            _run(c, step, tile, registers)
+            _run(c, step, (trip, tile), registers)
+        head, tile = c.work.after(head, tile)
 
 
-def _run(c: ComputeContext, step: SynchronisedStep, tile: Int32, registers: dict[tuple[str, int], list]) -> None:
-    """Execute one step. `registers` holds what the thread has of (region, stage)."""
+def _run(c: ComputeContext, step: SynchronisedStep, at: tuple[Int32, Int32], registers: dict) -> None:
+    """Execute one step. at: trip and query tile. `registers` holds what the thread has of (region, stage)."""
+    trip, _ = at
     if isinstance(step, Wait):
-        c.channels[step.pipeline].wait(step.side, tile + step.tile)
+        c.channels[step.pipeline].wait(step.side, trip + step.tile)
     elif isinstance(step, Guard):
         barrier(c.plan, "compute")
     elif isinstance(step, Join):
         _join(c, step)
     elif isinstance(step, Signal):
-        c.channels[step.pipeline].arrive(step.side, tile + step.tile)
+        c.channels[step.pipeline].arrive(step.side, trip + step.tile)
     elif isinstance(step, Load):
-        _LOADS[step.region](c, step, tile, registers)
+        _LOADS[step.region](c, step, at, registers)
     elif isinstance(step, Store):
         for stage in step.stages:
             _STORES[step.region](c, stage, registers[step.region, stage])
 
 
-def _load_tmem(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
+def _load_tmem(c: ComputeContext, step: Load, at: tuple[Int32, Int32], registers: dict) -> None:
     for stage in step.stages:
         columns = len(c.plan.columns_of(step.region, stage, 0))
         registers[step.region, stage] = floats(tmem_load(_tmem(c, step.region, stage), columns))
     cute.arch.fence_view_async_tmem_load()
 
 
-def _load_lse(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
+def _load_lse(c: ComputeContext, step: Load, at: tuple[Int32, Int32], registers: dict) -> None:
     """Read LSE and turn the scores into probabilities: fp32 for dS, packed for the PdO GEMM."""
+    trip, tile = at
     for stage in step.stages:
-        lse_log2 = _statistics(c, "load_compute_lse", step.region, stage, tile)
-        p = probabilities(registers.pop(("S", stage)), lse_log2, c.softmax_scale_log2)
+        lse_log2 = _statistics(c, "load_compute_lse", step.region, stage, trip)
+        logarithms = exponents(registers.pop(("S", stage)), lse_log2, c.softmax_scale_log2)
+        if c.plan.attention.masked:
+            logarithms = _mask(c, logarithms, stage, tile)
+        p = probabilities(logarithms)
         registers["P_f32", stage] = p
         registers["P", stage] = packed_pairs(p, c.plan.dtype)
 
 
-def _load_d(c: ComputeContext, step: Load, tile: Int32, registers: dict) -> None:
+@cute.jit
+def _mask(c: ComputeContext, logarithms: list, stage: Constexpr, tile: Int32) -> list:
+    """Mask what the thread's key is not seen by, in a branch that whole tiles without such a row do not enter."""
+    if c.work.needs_mask(tile):
+        logarithms = masked(logarithms, _kept(c, stage, tile))
+    return logarithms
+
+
+def _kept(c: ComputeContext, stage: int, tile: Int32) -> Int32:
+    """One bit per query column of `stage`, set if the thread's key is seen from it."""
+    first, step, count = _queries(c, stage)
+    seeing = c.work.tiling.rows_that_see(c.work.kv_tile * c.plan.tile_n + c.row)
+    origin = tile * c.plan.tile_m + (first + c.warpgroup * step)
+    kept = Int32(-1)
+    if seeing.first is not None:
+        kept = shifted_left(kept, cutlass.max(seeing.first - origin, 0))
+    if seeing.end is not None:
+        kept = kept & ~shifted_left(Int32(-1), cutlass.max(seeing.end - origin, 0))
+    assert count == Int32.width
+    return kept
+
+
+def _load_d(c: ComputeContext, step: Load, at: tuple[Int32, Int32], registers: dict) -> None:
     """Read D and form dS, once for the dK GEMM in TMEM and once for the dQ GEMM in SMEM."""
+    trip, _ = at
     for stage in step.stages:
-        d = _statistics(c, "load_compute_d", step.region, stage, tile)
+        d = _statistics(c, "load_compute_d", step.region, stage, trip)
         ds = score_gradients(registers.pop(("P_f32", stage)), registers.pop(("dP", stage)), d)
         registers["dS", stage] = registers["sdS", stage] = packed_pairs(ds, c.plan.dtype)
 
@@ -129,10 +166,10 @@ def _sds_addresses(c: ComputeContext, stage: int) -> list[Int32]:
     return [row + ((own + i) ^ (c.row % SWIZZLE_ROWS)) * VECTOR_BYTES for i in range(count // per_vector)]
 
 
-def _statistics(c: ComputeContext, pipeline: str, region: str, stage: int, tile: Int32) -> list[Float32]:
+def _statistics(c: ComputeContext, pipeline: str, region: str, stage: int, trip: Int32) -> list[Float32]:
     """LSE or D of the thread's query columns of `stage`."""
     first, step, count = _queries(c, stage)
-    pointer = c.smem.pointer(region, c.channels[pipeline].slot(tile)) + first
+    pointer = c.smem.pointer(region, c.channels[pipeline].slot(trip)) + first
     return shared_load(pointer + multiple(c.warpgroup, step), count)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Int32, Int64, Uint32
 
 from undertow.kernels.sm100.context import MmaContext
 from undertow.kernels.sm100.descriptors import (
@@ -22,6 +22,7 @@ from undertow.kernels.sm100.descriptors import (
     operand_descriptor,
 )
 from undertow.kernels.sm100.instructions import mma as issue_mma
+from undertow.kernels.sm100.instructions import opaque
 from undertow.plan.schedule import mma_program
 from undertow.plan.schema import MmaOp
 from undertow.plan.steps import Issue, Signal, Step, Wait
@@ -29,13 +30,14 @@ from undertow.plan.steps import Issue, Signal, Step, Wait
 
 @cute.jit
 def mma(c: MmaContext):
-    """Run the prologue, a trip of the loop for every tile but the last, and the tail."""
+    """Run the prologue, a trip of the loop for every tile but the last, and the tail; nothing if there is no tile."""
     program = mma_program(c.plan)
-    with cute.arch.elect_one():
-        _run(c, program.prologue, -1)
-        for tile in cutlass.range(c.query_tiles - 1, unroll=1):
-            _run(c, program.body, tile)
-        _run(c, program.tail, c.query_tiles - 1)
+    if c.trips > 0:
+        with cute.arch.elect_one():
+            _run(c, program.prologue, -1)
+            for trip in cutlass.range(c.trips - 1, unroll=1):
+                _run(c, program.body, trip)
+            _run(c, program.tail, c.trips - 1)
     cute.arch.sync_warp()
 
 
@@ -71,5 +73,7 @@ def _operand(c: MmaContext, op: MmaOp, region: str, tile: int | Int32, step: int
         return c.tmem + (packed.column + step * K_STEP * packed.dtype.bytes // 4)
     stages = c.plan.smem_region(region).stages
     slot = tile & (stages - 1) if stages > 1 else 0
-    start = Int64(c.smem.address(region, slot) >> 4)
-    return start + (operand_descriptor(c.plan, op, region) + step * k_step_bytes(op, region) // GRANULE_BYTES)
+    high, low = divmod(operand_descriptor(c.plan, op, region), 1 << 32)
+    # Descriptors that do not change from trip to trip would be kept in two registers each, 60 of this warp's 88.
+    address = opaque(c.smem.address(region, slot)) >> 4
+    return Int64(high << 32) | Int64(Uint32(address + (low + step * k_step_bytes(op, region) // GRANULE_BYTES)))

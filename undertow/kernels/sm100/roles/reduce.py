@@ -27,30 +27,32 @@ LOAD_COLUMNS = 32  # of one tcgen05.ld
 def reduce(c: ReduceContext):
     """Process all query tiles in order, and leave when every sum has reached global memory."""
     program = synchronised_program(c.plan, "reduce")
-    for tile in cutlass.range(c.query_tiles, unroll=1):
+    head, tile = Int32(0), c.work.first_tile
+    for trip in cutlass.range(c.work.trips, unroll=1):
         dq = []
         for step in program:
-            _run(c, step, tile, dq)
+            _run(c, step, trip, (head, tile), dq)
+        head, tile = c.work.after(head, tile)
     if c.is_leader:
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
 
 
-def _run(c: ReduceContext, step: SynchronisedStep, tile: Int32, dq: list[Int32]) -> None:
-    """Execute one step. `dq` holds the thread's row once it is loaded."""
+def _run(c: ReduceContext, step: SynchronisedStep, trip: Int32, query: tuple[Int32, Int32], dq: list[Int32]) -> None:
+    """Execute one step. query: head and tile. `dq` holds the thread's row once it is loaded."""
     if isinstance(step, Wait):
-        c.channels[step.pipeline].wait(step.side, tile + step.tile)
+        c.channels[step.pipeline].wait(step.side, trip + step.tile)
     elif isinstance(step, Load):
         dq += _load(c, step.region)
     elif isinstance(step, Join):
         cute.arch.sync_warp()
     elif isinstance(step, Signal):
-        c.channels[step.pipeline].arrive(step.side, tile + step.tile)
+        c.channels[step.pipeline].arrive(step.side, trip + step.tile)
     elif isinstance(step, Store):
         for stage in step.stages:
             _take_stage(c)
             _fill_stage(c, step.region, stage, dq)
-            _add_stage(c, step.region, stage, tile)
+            _add_stage(c, step.region, stage, query)
 
 
 def _load(c: ReduceContext, region: str) -> list[Int32]:
@@ -82,13 +84,14 @@ def _fill_stage(c: ReduceContext, region: str, stage: int, dq: list[Int32]) -> N
 
 
 @cute.jit
-def _add_stage(c: ReduceContext, region: Constexpr, stage: Constexpr, tile: Int32):
+def _add_stage(c: ReduceContext, region: Constexpr, stage: Constexpr, query: tuple[Int32, Int32]):
     """Add the stage to the accumulator, once all warps have written it."""
     barrier(c.plan, "reduce")
     if c.is_leader:
         smem = c.plan.smem_region(region)
         first = dq_accumulator_index(0, stage * smem.columns)
-        target = c.gdQ_accumulator[Int64(tile), None].iterator + first
+        head, tile = c.work.query_head(query[0]), c.work.workspace_tile + query[1]
+        target = c.mdQ_accumulator[c.work.batch, head, Int64(tile), None].iterator + first
         with cute.arch.elect_one():
             bulk_reduce_add(target, c.smem.pointer(region, stage), smem.stage_bytes)
             cute.arch.cp_async_bulk_commit_group()
