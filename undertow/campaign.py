@@ -197,4 +197,9 @@ def _ways(ways: set[str]) -> str:
 def _where(key: tuple[str, str], program: emulator.Program, index: int) -> str:
     instruction = program.code[index].instruction
     source = f", {instruction.source}" if instruction.source else ""
-    return f"{key[1]} of {key[0]}, PTX line {instruction.line}{source}"
+    return f"{kernel_name(*key)}, PTX line {instruction.line}{source}"
+
+
+def kernel_name(case: str, kernel: str) -> str:
+    """How a kernel of a case is called in reports: `main of split`; a case that is one kernel gives it its name."""
+    return kernel if kernel == case else f"{kernel} of {case}"

@@ -69,9 +69,11 @@ class Footprint:
 
 def sides(finding: Finding) -> tuple[Access, Access] | None:
     """The read and the write of tensor memory by two warps that a finding is about, None if it is not about that."""
-    pair = tuple(sorted(finding.accesses, key=lambda access: access.verb))
-    tmem = all(access.buffer.startswith("TMEM") and not access.engine for access in pair)
-    return pair if tmem and [access.verb for access in pair] == ["reads", "writes"] else None
+    if sorted(access.verb for access in finding.accesses) != ["reads", "writes"]:
+        return None
+    reader, writer = sorted(finding.accesses, key=lambda access: access.verb)
+    tmem = all(access.buffer.startswith("TMEM") and not access.engine for access in (reader, writer))
+    return (reader, writer) if tmem else None
 
 
 def hazard_figure(finding: Finding, footprint: Footprint) -> str:

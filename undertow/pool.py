@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -49,6 +51,16 @@ def _in_processes(work: Callable, tasks: Sequence[Any], first: int, jobs: int) -
 def _start(work: Callable) -> None:
     global _work
     _work = work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is told by the parent, once
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this runs in a process that _in_processes has started"
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: Any) -> None:
+    """A process whose parent has been killed would wait for tasks for ever."""
+    parent.join()
+    os._exit(1)
 
 
 def _run(task: Any) -> Any:

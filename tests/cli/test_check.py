@@ -76,7 +76,7 @@ def test_code_that_did_not_run_is_told(run):
     assert code == 0
     assert coverage["synchronisations"]["executed"] == 8 and coverage["synchronisations"]["total"] == 9
     (missing,) = coverage["synchronisations"]["missing"]
-    assert missing.startswith("bar.warp.sync, k.ptx of k.ptx, PTX line ")
+    assert missing.startswith("bar.warp.sync, k.ptx, PTX line ")
     code, out, _ = run(unreachable, "--seeds", "1")
     assert "8 of 9 synchronisations" in out and missing in out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tomllib
 
 import numpy as np
@@ -78,6 +79,10 @@ def test_every_kind_of_parameter():
     assert [type(p) for p in made] == [Tensor, TensorMap, Ints, Opaque, Pointer, int, float]
     assert made[0].array is made[1].array is made[4].array and made[0].name == "x"
     assert made[1].box == (8, 4) and made[2] == (1, -2) and made[4].offset_bytes == 8
+    copied = pickle.loads(pickle.dumps(made))
+    assert copied[2] == (1, -2) and copied[2].num_bytes == 8 and copied[3] == made[3] and copied[5:] == made[5:]
+    assert [p.pack(0) for p in copied[:1]] == [p.pack(0) for p in made[:1]]
+    assert copied[0].array is copied[1].array, "an array that two parameters share stays one"
 
 
 def test_fills_are_what_they_say():

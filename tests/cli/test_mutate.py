@@ -11,7 +11,7 @@ from undertow import cli
 
 ROW_KEYS = {
     "role", "function", "kind", "form", "about", "place", "ordinal", "lines", "verdict", "rules", "strict", "setting",
-    "shown", "runs", "category", "because",
+    "shown", "runs", "category", "because", "protocol_only",
 }  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def test_with_reasons_for_all_survivors_all_is_well(capfd, explained):
     rows, seconds = report.pop("rows"), report.pop("seconds")
     assert code == 0 and seconds > 0
     assert report == {
-        "schedule": "k.ptx", "mutants": 10, "killed": 6, "explained": 4, "unexplained": 0, "stale": [],
-        "runs": 6 + 4 * 7,
+        "schedule": "k.ptx", "mutants": 10, "killed": 6, "explained": 4, "unexplained": 0, "redundant": 1,
+        "protocol_only": 0, "stale": [], "runs": 6 + 4 * 7,
     }  # fmt: skip
     assert len(rows) == 10 and all(set(row) == ROW_KEYS for row in rows)
     survivors = [row for row in rows if row["verdict"] == "survived"]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from undertow import pool
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,28 @@ def test_an_error_of_another_process_arrives(monkeypatch):
     monkeypatch.setattr(pool, "WORTH_SECONDS", 0.0)
     with pytest.raises(ValueError, match="task -1"):
         list(pool.each(Slow(0.01), [1, 2, -1], jobs=2))
+
+
+PARENT = """
+import sys
+from tests.cli.test_pool import Slow
+from undertow import pool
+if __name__ == "__main__":
+    pool.WORTH_SECONDS = 0.0
+    for _, (_, process) in pool.each(Slow(0.1), range(10_000), 2):
+        print(process, flush=True)
+"""
+
+
+def test_processes_leave_with_a_killed_parent(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    assert any(int(line) != parent.pid for line in parent.stdout)
+    parent.kill()
+    parent.communicate(timeout=30)  # the pipe ends only when everybody who has inherited it is gone
 
 
 def test_this_machine_has_a_core():

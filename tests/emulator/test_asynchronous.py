@@ -295,3 +295,23 @@ def test_a_whole_warp_with_equal_operands_issues_one_copy():
     out = np.zeros(4, np.float32)
     run(text, out)
     assert out[0] == 1
+
+
+@pytest.mark.parametrize("completion", COMPLETIONS)
+def test_memory_is_poisoned_for_the_next_cta_only_when_nobody_reads_it(completion):
+    """T25: each CTA ends while its bulk store may still read its shared memory, which the next CTA gets anew."""
+    out = np.zeros((4, 32), np.uint32)
+    text = kernel(
+        """
+        mov.u32 %r1, %ctaid.x; mad.lo.u32 %r2, %r1, 100, %t; mul.lo.u32 %r3, %t, 4; mov.u32 %r4, tile;
+        add.u32 %r4, %r4, %r3; st.shared.u32 [%r4], %r2; fence.proxy.async.shared::cta; bar.warp.sync -1;
+        setp.ne.u32 %q15, %t, 0; @%q15 bra END;
+        mul.wide.u32 %d1, %r1, 128; add.u64 %d1, %p0, %d1;
+        cp.async.bulk.global.shared::cta.bulk_group [%d1], [tile], 128; cp.async.bulk.commit_group;
+        END:
+        """,
+        1,
+        ".shared .align 128 .b8 tile[128];",
+    )
+    run(text, out, grid=(4,), options=emu.Options(completion=completion))
+    assert out.tolist() == [[100 * cta + thread for thread in range(32)] for cta in range(4)]

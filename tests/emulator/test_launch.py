@@ -54,7 +54,7 @@ def changed(place: int, value) -> dict:
     ("changes", "message"),
     [
         ({"params": []}, "params: 0 values for 5 parameters of k"),
-        (changed(1, emu.Tensor(np.zeros(4), (1, 2, 3))), r"params\[1\]: Tensor has 20 bytes, .param 1 of k has 40"),
+        (changed(1, emu.Tensor(np.zeros(4), (1, 2, 3))), r"params\[1\]: Tensor has 24 bytes, .param 1 of k has 40"),
         (changed(2, emu.Ints(1)), r"params\[2\]: Ints has 4 bytes, .param 2 of k has 8"),
         (changed(4, 300), r"params\[4\]: 300 does not fit .param 4 of 1 bytes"),
         (changed(0, "text"), r"params\[0\]: str; allowed are Tensor, Pointer"),
@@ -63,7 +63,7 @@ def changed(place: int, value) -> dict:
         ({"block": (0,)}, r"block: \(0, 1, 1\); allowed are one to three positive integers"),
         ({"block": (2048,)}, "2048 threads; allowed are up to 1024"),
         ({"dynamic_smem": 300_000}, "dynamic_smem: 300000 bytes"),
-        ({"cluster": (2, 1, 1)}, r"cluster: \(2, 1, 1\)"),
+        ({"cluster": (2, 1, 1)}, r"cluster: \(2, 1, 1\)"),  # T04: pairs of CTAs are refused
         ({"kernel": "other"}, "kernel: no entry named 'other'"),
     ],
 )

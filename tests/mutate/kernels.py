@@ -122,7 +122,7 @@ because = "Both warps exit right behind it, joined lanes or not."
 LAUNCH = """\
 grid = [1]
 block = [64]
-dynamic_smem = 144
+dynamic_smem = 152
 [arrays.y]
 dtype = "s32"
 shape = [3, 32]
@@ -145,6 +145,16 @@ MEET_APART = HANDOVER.replace("    bra END;\nCONSUMER", "    bar.sync 1, 64;\n  
     "END:\n    bar.sync 1, 64;", "    bar.sync 1, 64;\nEND:"
 )
 """The same, but each warp has the last barrier in its own code."""
+
+WAITS_TWICE = (
+    HANDOVER.replace("[smem+8], 32;\n", "[smem+8], 32;\n    mbarrier.init.shared.b64 [smem+144], 32;\n")
+    .replace("%rd1, [smem];\n", "%rd1, [smem];\n    mbarrier.arrive.shared.b64 _, [smem+144];\n")
+    .replace(
+        "bra FULL;\n",
+        "bra FULL;\nAGAIN:\n    mbarrier.try_wait.parity.shared.b64 %p3, [smem+144], %r7;\n    @!%p3 bra AGAIN;\n",
+    )
+)
+"""The same, but the producer signals each round on a second mbarrier as well, and the consumer waits for both."""
 
 SAME_LANES = """\
 .version 8.8
@@ -194,14 +204,16 @@ END:
 SAME_LANES_LAUNCH = "grid = [1]\nblock = [160]\ndynamic_smem = 16\n[roles]\nreader = [0]\nwriter = [4]\n"
 
 LABELS = FileLabels(
-    {"producer": [0], "consumer": [1]}, {"full": [0, 8], "empty": [8, 8], "tile": [16, 128]}, {"end": 1}
+    {"producer": [0], "consumer": [1]},
+    {"full": [0, 8], "empty": [8, 8], "tile": [16, 128], "again": [144, 8]},
+    {"end": 1},
 )
 
 
 def handover(text: str = HANDOVER) -> Kernel:
     """The kernel with a result that nobody has written yet."""
     y = np.full((ROUNDS, 32), -1, np.int32)
-    return Kernel("handover", text, Launch((1,), (64,), (Pointer(y, name="y"),), dynamic_smem=144, labels=LABELS))
+    return Kernel("handover", text, Launch((1,), (64,), (Pointer(y, name="y"),), dynamic_smem=152, labels=LABELS))
 
 
 def expected() -> np.ndarray:

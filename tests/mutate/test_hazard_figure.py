@@ -16,13 +16,13 @@ from undertow.hazard_figure import LEFT, STRIP, TOP, WIDTH, sides
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def boxes(svg: str) -> list[tuple[float, float, float, float]]:
+def boxes(svg: str) -> list[tuple[float, ...]]:
     """(x, y, width, height) of what the instructions touched."""
     rects = [r.attrib for r in ElementTree.fromstring(svg).iter(f"{SVG}rect") if r.get("rx") == "3"]
     return [tuple(float(r[key]) for key in ("x", "y", "width", "height")) for r in rects]
 
 
-def hatched(svg: str) -> tuple[float, float, float, float]:
+def hatched(svg: str) -> tuple[float, ...]:
     rects = [r.attrib for r in ElementTree.fromstring(svg).iter(f"{SVG}rect") if r.get("fill") == "url(#hatch)"]
     (rect,) = [tuple(float(r[key]) for key in ("x", "y", "width", "height")) for r in rects]
     return rect

@@ -7,10 +7,20 @@ import pickle
 import numpy as np
 import pytest
 
-from tests.mutate.kernels import HANDOVER, MEET_APART, SURVIVORS, expected, handover, without_the_wait_for_full
+from tests.mutate.kernels import (
+    HANDOVER,
+    MEET_APART,
+    SURVIVORS,
+    WAITS_TWICE,
+    expected,
+    handover,
+    without_the_wait_for_full,
+)
 from undertow import emulator
 from undertow.cases import COMPLETIONS, CaseError, Kernel, fresh, settings
+from undertow.check import check
 from undertow.mutate import BY_RESULT, BY_RULE, SURVIVED, Report, mutants, mutate, read_reasons, reasons_for
+from undertow.mutate.sites import mutated
 from undertow.mutate.trial import differences, trial
 
 SETTINGS = settings(2, COMPLETIONS)
@@ -100,6 +110,18 @@ def test_a_barrier_of_two_roles_is_also_taken_away_as_a_whole():
     assert got["producer+consumer", "barrier", "everywhere"].how == SURVIVED
 
 
+def test_waits_that_imply_each_other_are_missed_by_their_protocol_only():
+    """The store comes before both arrivals, so either wait orders it; the wait for the empty tile has no such twin."""
+    report = mutate(handover(WAITS_TWICE), SETTINGS, {}, lambda mutant: mutant.name.kind == "wait")
+    spare = {row.mutant.name.about: row.verdict for row in report.protocol_only}
+    assert set(spare) == {"full", "again"}
+    for verdict in spare.values():
+        assert verdict.rules == ("mbarrier-unobserved-phase",) and verdict.runs == len(SETTINGS)
+    neither = mutated(WAITS_TWICE, [edit for row in report.protocol_only for edit in row.mutant.edits])
+    (own,) = fresh([handover(neither)])
+    assert "race" in {finding.rule for finding in check(own.program(), own.launch).errors}
+
+
 def test_a_wrong_result_kills_where_no_rule_speaks():
     kernel = handover()
     judge = trial(kernel, SETTINGS)
@@ -118,7 +140,7 @@ def test_a_trial_travels_to_other_processes():
 
 
 def test_a_kernel_with_findings_cannot_be_mutated():
-    with pytest.raises(CaseError, match="handover has findings before anything is taken away .*, first race: "):
+    with pytest.raises(CaseError, match=r"handover has findings before anything is taken away .*, first race: "):
         mutate(handover(without_the_wait_for_full()), SETTINGS, {})
 
 

@@ -162,7 +162,7 @@ def second_life_case() -> Case:
 PATTERNS = (
     Pattern("single-barrier", build_single_barrier, single_barrier_case, (
         Twin("ring-parity", ("race", "mbarrier-missed-phase"), also=RUNS_AHEAD),
-        Twin("signal-twice", ("mbarrier-doubled-phase",), added=("mbarrier.arrive",), also=RUNS_AHEAD),
+        Twin("signal-twice", ("mbarrier-doubled-phase",), added=("mbarrier.arrive",), also=("race", *RUNS_AHEAD)),
         Twin("no-full-wait", ("race",), removed=(TRY_WAIT,), also=("uninitialised-read", *RUNS_AHEAD)),
     )),
     Pattern("broadcast", build_broadcast, broadcast_case, (

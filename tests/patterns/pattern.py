@@ -26,12 +26,12 @@ class Twin:
     """A pattern with one thing removed, moved or mistaken.
 
     failure:        its name, and the value of the kernel's `failure`.
-    rules:          ids of the findings that it must give; `also`: ids of those that may come along as consequences.
+    rules:          ids of the findings that it must give; `also`: ids of those that may come along as consequences, or
+                    end a launch before the others can show.
     removed, added: mnemonics (or how they begin) of the synchronisation and memory instructions that its PTX lacks, or
                     has beside the pattern's; moved: of those that stand elsewhere. All empty: an operand or a guard
                     changed.
     visible:        whether the results go wrong, or the machine stops, in at least one of the settings of the tests.
-    strict:         only the strict mode of the observers reports it.
     """
 
     failure: str
@@ -41,7 +41,6 @@ class Twin:
     moved: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     visible: bool = True
-    strict: bool = False
 
 
 @dataclass(frozen=True)

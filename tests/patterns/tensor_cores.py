@@ -260,14 +260,14 @@ PATTERNS = (
         Twin("no-wait-for-commit", ("race",), removed=(TRY_WAIT,), also=("uninitialised-read", "tmem-lifetime")),
         Twin("commit-before-last-mma", ("race",), moved=("tcgen05.commit",), also=("tmem-lifetime",)),
         Twin("use-before-wait-ld", ("tmem-load-not-waited",), removed=("tcgen05.wait::ld",),
-             visible=False, strict=True),
+             visible=False),
     )),
     Pattern("relaxed-wait", build_relaxed_wait, gemm_case, (
         Twin("no-fence-after-wait", ("race",), removed=("tcgen05.fence::after",),
              also=("tmem-lifetime",), visible=False),
     )),
     Pattern("two-issuers", build_two_issuers, gemm_case, (
-        Twin("no-wait-for-first-half", ("race",), removed=(TRY_WAIT,)),
+        Twin("no-wait-for-first-half", ("race",), removed=(TRY_WAIT,), also=("tmem-lifetime", "uninitialised-read")),
     )),
     Pattern("aliased-staging", build_aliased_staging, aliased_staging_case, (
         Twin("staged-over-live-operand", ("race",), moved=(TRY_WAIT,)),

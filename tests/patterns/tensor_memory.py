@@ -142,6 +142,7 @@ PATTERNS = (
         Twin("never-freed", ("tmem-lifetime",), removed=("tcgen05.dealloc",), visible=False),
         Twin("past-the-end", ("tmem-lifetime",)),
         Twin("wrong-quarter", ("tmem-lane",)),
-        Twin("no-barrier-after-alloc", ("race",), removed=("bar.sync",), also=("uninitialised-read", "tmem-lifetime")),
+        Twin("no-barrier-after-alloc", ("race",), removed=("bar.sync",),
+             also=("uninitialised-read", "tmem-lifetime", "tmem-lane")),
     )),
 )  # fmt: skip

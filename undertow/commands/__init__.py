@@ -1,1 +1,1 @@
-"""One module per `undertow` command: its options, and how its result is told to people and to programs."""
+"""One module per `undertow` command: its options, and how its result is told; `targets` is what two of them share."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from undertow import launch_file
-from undertow.campaign import Campaign, Covered, Found, campaign, picture
+from undertow.campaign import Campaign, Covered, Found, campaign, kernel_name, picture
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
 from undertow.commands.targets import add_target, own_kernel, settings_of, shape_of
@@ -106,7 +106,7 @@ def _record(found: Found) -> dict[str, object]:
 
 def _told(found: Found) -> list[str]:
     times = f"{len(found.settings)} runs" if len(found.settings) > 1 else "one run"
-    return [f"{found.kernel} of {found.case}, in {times}, first {found.settings[0]}:", str(found.finding)]
+    return [f"{kernel_name(found.case, found.kernel)}, in {times}, first {found.settings[0]}:", str(found.finding)]
 
 
 def _coverage_lines(coverage: dict[str, Covered]) -> list[str]:

@@ -85,10 +85,13 @@ def outcome(report: Report, name: str) -> Outcome:
     lines = [*_table(report.rows), ""]
     for row in report.survivors:
         lines += [_told(row), ""]
+    for row in report.protocol_only:
+        lines += [f"Orders nothing that others do not: {row.mutant.name}, PTX line {_lines(row)}", ""]
     lines += [f"STALE: {line}" for line in report.stale]
     lines.append(
         f"{name}: {len(report.rows)} mutants, {killed} killed, {explained} survivors explained, "
-        f"{len(report.unexplained)} unexplained, {len(report.redundant)} redundant; {report.seconds:.0f} s"
+        f"{len(report.unexplained)} unexplained, {len(report.redundant)} redundant, "
+        f"{len(report.protocol_only)} missed by protocol only; {report.seconds:.0f} s"
     )
     return Outcome(report.ok, record, "\n".join(lines))
 
@@ -112,7 +115,7 @@ def _table(rows: tuple[Row, ...]) -> list[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     name = row.mutant.name
     verdict = row.verdict
-    rules = ", ".join(verdict.rules) + (" (strict)" if verdict.strict else "")
+    rules = ", ".join(verdict.rules) + " (strict)" * verdict.strict + " (protocol only)" * verdict.protocol_only
     by = {BY_RULE: rules, BY_RESULT: verdict.shown.partition("\n")[0]}.get(verdict.how)
     if by is None:
         by = row.reason.category if row.reason else "UNEXPLAINED"

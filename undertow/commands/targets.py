@@ -20,7 +20,7 @@ def add_target(parser: argparse.ArgumentParser, seeds: int) -> None:
         parser.add_argument(_flag(name), type=int, metavar="N", help=f"extent of the random batch (default: {default})")
     parser.add_argument("--seed", type=int, help="of the random batch (default: 0)")
     parser.add_argument("--ptx", metavar="FILE", help="a PTX file instead of a schedule of ours; needs --launch")
-    parser.add_argument("--launch", metavar="FILE", help="its launch description, .toml or .json (see below)")
+    parser.add_argument("--launch", metavar="FILE", help="its launch description: see `undertow check --help`")
     parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help="scheduler seeds (default: %(default)s)")
     parser.add_argument(
         "--completion",

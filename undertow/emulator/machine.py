@@ -4,6 +4,7 @@ A CTA that only polls (a spin on global memory) gives way: another CTA of the gr
 semaphores between CTAs work; otherwise one CTA finishes before the next begins.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,11 +218,11 @@ class Machine:
         progress, polls, since = cta.progress, cta.polls, executor.num_blocks
         expired_at = -1
         while True:
-            engines.maybe_step()
+            self._step(cta, engines.maybe_step)
             ready = self._ready_warps(cta)
             if not ready:
                 if engines.pending:
-                    self._step(cta)
+                    self._step(cta, engines.step)
                     continue
                 if cta.finished:
                     return True
@@ -242,7 +243,7 @@ class Machine:
             elif cta.polls - polls > MAX_POLLS or executor.num_blocks - since > MAX_BLOCKS_WITHOUT_PROGRESS:
                 polls, since = cta.polls, executor.num_blocks
                 if engines.pending:
-                    self._step(cta)
+                    self._step(cta, engines.step)
                 else:
                     return False
 
@@ -272,13 +273,12 @@ class Machine:
                 ready.append(warp)
         return ready
 
-    def _step(self, cta: Cta) -> None:
-        """Complete one asynchronous operation; errors name where it was issued."""
-        engines = cta.engines
+    def _step(self, cta: Cta, step: Callable[[], object]) -> None:
+        """Let the engines complete an asynchronous operation; errors name where it was issued."""
         try:
-            engines.step()
+            step()
         except EmulatorError as error:
-            operation = engines.current
+            operation = cta.engines.current
             assert operation is not None
             raise error.at(f"{place(self, operation.lanes, operation.decoded.index)}, when it completed") from None
 

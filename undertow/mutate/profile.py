@@ -27,6 +27,7 @@ from undertow.emulator.events import (
     MemoryAccess,
     TmemAccess,
 )
+from undertow.emulator.observers.names import Names
 from undertow.mutate.sites import Site
 
 SOURCES = Path(__file__).resolve().parents[2]  # where the relative paths of `.file` begin
@@ -72,7 +73,7 @@ class Profile:
         self._copied: dict[int, set[str]] = defaultdict(set)  # shared buffers that a warp's copies touched
 
     def start(self, program: Program, launch: Launch) -> None:
-        self._base, self._labels = program.dynamic_base, launch.labels
+        self._labels, self._names = launch.labels, Names(program, launch)
 
     def observe(self, event: Any) -> None:
         index = event.decoded.index
@@ -81,7 +82,7 @@ class Profile:
             self.warps[index].update(event.lanes.warps)
             self._tmem_wait(index, event)
         elif isinstance(event, MbarrierOperation):
-            self.about[index].add(_without_stage(self._labels.smem(event.address - self._base)))
+            self.about[index].add(self._shared(event.address))
         elif isinstance(event, BarrierOperation):
             self.about[index].add(self._labels.barrier_id(event.barrier))
         elif isinstance(event, TmemAccess):
@@ -90,13 +91,16 @@ class Profile:
         elif isinstance(event, MemoryAccess):
             if event.operation is not None and event.space == "shared":
                 for address in event.addresses.reshape(-1)[:1]:
-                    label = _without_stage(self._labels.smem(int(address) - self._base)).partition("+")[0]
-                    self._copied[event.operation.warp].add(label)
+                    self._copied[event.operation.warp].add(self._shared(int(address)).partition("+")[0])
         else:
             self.about[index] |= self._copied[event.thread // 32]
 
     def finish(self) -> list[Finding]:
         return []
+
+    def _shared(self, address: int) -> str:
+        """The buffer or mbarrier at a shared address, without its stage."""
+        return re.sub(r"\[\d+\]", "", self._names.shared(address)).removesuffix("+0x0")
 
     def _tmem_wait(self, index: int, event: InstructionExecuted) -> None:
         mnemonic = event.decoded.instruction.mnemonic
@@ -124,10 +128,6 @@ def names(program: Program, launch: Launch, profile: Profile, found: Sequence[Si
         counts[name] += 1
         result.append(replace(name, ordinal=counts[name]))
     return result
-
-
-def _without_stage(label: str) -> str:
-    return re.sub(r"\[\d+\]", "", label)
 
 
 def _role(launch: Launch, warps: set[int], num_warps: int) -> str:

@@ -31,6 +31,7 @@ class Row:
             "verdict": self.verdict.how,
             "rules": list(self.verdict.rules),
             "strict": self.verdict.strict,
+            "protocol_only": self.verdict.protocol_only,
             "setting": self.verdict.setting,
             "shown": self.verdict.shown,
             "runs": self.verdict.runs,
@@ -61,6 +62,11 @@ class Report:
         return [row for row in self.survivors if row.reason and row.reason.category == "redundant"]
 
     @property
+    def protocol_only(self) -> list[Row]:
+        """Waits that only the protocol of their mbarrier misses: other edges order all accesses."""
+        return [row for row in self.rows if row.verdict.protocol_only]
+
+    @property
     def stale(self) -> list[str]:
         """Reasons that are not true any more."""
         killed = [f"{row.mutant.name}: has a reason, but {row.verdict.how}" for row in self.rows if _refuted(row)]
@@ -78,6 +84,8 @@ class Report:
             "killed": len(self.rows) - len(self.survivors),
             "explained": len(self.survivors) - len(self.unexplained),
             "unexplained": len(self.unexplained),
+            "redundant": len(self.redundant),
+            "protocol_only": len(self.protocol_only),
             "stale": self.stale,
             "runs": sum(row.verdict.runs for row in self.rows),
             "seconds": round(self.seconds, 3),

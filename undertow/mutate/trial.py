@@ -3,12 +3,15 @@
 A mutant that shows nothing is run once more in the strict mode of the observers: what the ISA leaves undefined, but the
 emulator and the hardware do anyway, such as reading a register before tcgen05.wait::ld, is found only there. Rules that
 the unmutated kernel breaks in strict mode as well say nothing about a mutant.
+
+If nobody waits for an mbarrier any more, its phases end unobserved, which is a finding whether or not the wait ordered
+anything. So a mutant that has no other findings is tried under all settings: it may be that only the protocol notices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from undertow.emulator import Finding, Options, Program
 from undertow.mutate.mutants import Mutant
 
 REORDERED = 2.0**-20  # relative error that another order of fp32 sums may give
+PROTOCOL = frozenset({"mbarrier-unobserved-phase"})  # rules that a wait without work breaks as well when it is gone
 BY_RULE, BY_RESULT, SURVIVED = "killed-by-rule", "killed-by-wrong-result", "survived"
 
 
@@ -26,7 +30,8 @@ class Verdict:
     """What became of a mutant.
 
     rules: ids of the findings; strict: only the strict mode has them. shown: the first finding, or what is wrong.
-    setting: where it showed. runs: launches that it took.
+    setting: where it showed. runs: launches that it took. protocol_only: no access is left unordered under any setting,
+    and all results are right.
     """
 
     how: str
@@ -35,6 +40,7 @@ class Verdict:
     shown: str = ""
     runs: int = 0
     strict: bool = False
+    protocol_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,21 @@ class Trial:
 
     def __call__(self, mutant: Mutant) -> Verdict:
         program = self.kernel.program(mutant.of(self.kernel.ptx))
+        unobserved: Verdict | None = None
         for count, options in enumerate(self.settings, start=1):
             (own,) = fresh([self.kernel])
             checked = check(program, own.launch, options)
-            name = setting_name(options)
+            name, rules = setting_name(options), _rules(checked.errors)
+            wrong = "" if checked.error else differences(own.arrays, self.expected)
             if not checked.clean:
-                return Verdict(BY_RULE, _rules(checked.errors), name, str(checked.errors[0]), count)
-            wrong = differences(own.arrays, self.expected)
-            if wrong:
+                verdict = Verdict(BY_RULE, rules, name, str(checked.errors[0]), count)
+                if wrong or not PROTOCOL.issuperset(rules):
+                    return verdict
+                unobserved = unobserved or verdict
+            elif wrong:
                 return Verdict(BY_RESULT, (), name, wrong, count)
-        return self._strictly(program, len(self.settings) + 1)
+        count = len(self.settings)
+        return replace(unobserved, runs=count, protocol_only=True) if unobserved else self._strictly(program, count + 1)
 
     def _strictly(self, program: Program, count: int) -> Verdict:
         found = [f for f in _strict_findings(self.kernel, program, self.settings[0]) if f.rule not in self.tolerated]

@@ -58,6 +58,9 @@ class Ints(tuple):
     def __new__(cls, *values: int) -> Ints:
         return super().__new__(cls, values)
 
+    def __getnewargs__(self) -> tuple[int, ...]:
+        return tuple(self)  # copies and pickles are made by the constructor above
+
     @property
     def num_bytes(self) -> int:
         return 4 * len(self)

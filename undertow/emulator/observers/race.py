@@ -93,6 +93,7 @@ class Race:
         self._watches: dict[int, Watch] = {}
         self._global = GlobalShadow(self.verdict, self._shift, self.strict)
         self._lane_cache: dict = {}
+        self._granule_cache: dict = {}
 
     def observe(self, event: Any) -> None:
         """Take one event."""
@@ -158,8 +159,13 @@ class Race:
         if len(event.addresses) == 1:
             start = int(event.addresses[0]) >> self._shift
             return slice(start, start + count)
-        starts = event.addresses.astype(np.int64) >> self._shift
-        return (starts[:, None] + np.arange(count)).reshape(-1)
+        key = (id(event.addresses), count)
+        cached = self._granule_cache.get(key)
+        if cached is None or cached[0] is not event.addresses:
+            starts = event.addresses.astype(np.int64) >> self._shift
+            cached = (event.addresses, (starts[:, None] + np.arange(count)).reshape(-1))
+            self._granule_cache[key] = cached
+        return cached[1]
 
     def _touch(self, watch: Watch, event) -> Touch:
         """One entry per granule of an access by warps."""

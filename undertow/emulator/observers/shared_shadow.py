@@ -302,7 +302,9 @@ def _place(granules, i: int) -> int:
 
 def first_of_each(keys: np.ndarray, positions: np.ndarray) -> list[int]:
     """The first position of each distinct key; the arrays are parallel."""
-    if len(keys) and (keys == keys[0]).all():
+    if not len(keys):
+        return []
+    if (keys == keys[0]).all():
         return [int(positions[0])]
     seen: dict[int, int] = {}
     for key, position in zip(keys.tolist(), positions.tolist(), strict=True):

@@ -35,11 +35,13 @@ class TensorShadow:
         self.read_done = np.zeros((slots, *shape), np.int32)
         self.engine_read = np.zeros(shape, np.int32)
         self._pending: dict[tuple[int, str], list[tuple[int, slice]]] = {}
+        self._chains: dict[tuple[int, int], int] = {}
 
     # Accesses by warps
 
     def load(self, warp: int, number: int, columns: slice) -> None:
         """tcgen05.ld of a warp."""
+        self._end_chains(columns)
         quarter, slot = warp % QUARTERS, warp // QUARTERS
         self._after_write(self._warp_view(warp), number, (quarter, columns), False)
         self.read[slot, quarter, columns] = number
@@ -48,6 +50,7 @@ class TensorShadow:
 
     def store(self, warp: int, number: int, columns: slice) -> None:
         """tcgen05.st of a warp."""
+        self._end_chains(columns)
         place = (warp % QUARTERS, columns)
         self._before_write(self._warp_view(warp), number, place)
         self.written[place] = number
@@ -71,6 +74,9 @@ class TensorShadow:
 
     def engine_load(self, issued: Issued, columns: slice) -> None:
         """An MMA reads columns of all quarters."""
+        if self._chains.get((columns.start, columns.stop)) == issued.column:
+            return
+        self._end_chains(columns)
         place = (slice(None), columns)
         self._after_write(self._engine_view(issued), issued.reads, place, False)
         self.engine_read[place] = issued.reads
@@ -78,12 +84,26 @@ class TensorShadow:
     def engine_store(self, issued: Issued, columns: slice) -> None:
         """An MMA writes columns of all quarters."""
         place = (slice(None), columns)
-        self._before_write(self._engine_view(issued), issued.writes, place)
+        if self._chains.get((columns.start, columns.stop)) != issued.column:
+            self._end_chains(columns)
+            self._before_write(self._engine_view(issued), issued.writes, place)
+            if not self.order.strict:
+                self._chains[columns.start, columns.stop] = issued.column
         self.written[place] = issued.writes
         self.write_done[place] = issued.writes
 
+    def _end_chains(self, columns: slice) -> None:
+        """Somebody else touches these columns.
+
+        A chain is an accumulator whose last accesses are all by MMAs of one thread: those are in order (lenient), so
+        that the next of them, which reads and writes the same columns, need not be checked.
+        """
+        for start, stop in [c for c in self._chains if c[0] < columns.stop and columns.start < c[1]]:
+            del self._chains[start, stop]
+
     def allocate(self, columns: slice) -> None:
         """Columns begin a new life."""
+        self._end_chains(columns)
         for array in (self.written, self.write_done, self.engine_read, self.read, self.read_done):
             array[..., columns] = 0
 

@@ -208,6 +208,7 @@ class _Mma:
     def __init__(self, decoded, bus):
         self.decoded = decoded
         self.tmem_sink, self.memory_sink = bus.sink(TmemAccess), bus.sink(MemoryAccess)
+        self._places: dict[tuple[int, bool, int], np.ndarray] = {}
 
     def shared_operand(self, operation, bits: int, mn_major: bool, extent: int, kind: str) -> np.ndarray:
         """Read a (extent, 16) operand through its descriptor as float64."""
@@ -219,7 +220,10 @@ class _Mma:
                 f"MMA operand [{low:#x}, {high:#x}) leaves shared memory [{shared.base:#x}, {shared.end:#x})"
             )
         if self.memory_sink:
-            places = np.unique(index >> 3) << 4
+            key = (bits, mn_major, extent)
+            places = self._places.get(key)
+            if places is None:
+                places = self._places[key] = np.unique(index >> 3) << 4
             self.memory_sink(
                 MemoryAccess(operation.lanes, self.decoded, "read", "shared", "async", places, 16, None, operation)
             )
