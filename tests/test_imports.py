@@ -28,7 +28,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "verify": ({"emulator", "inputs", "kernels", "reference", "tolerance"}, {"torch"}),
     "cases": ({"emulator", "plan", "ptx"}, {"numpy"}),
     "launch_file": ({"cases", "plan"}, {"numpy"}),
-    "backward_case": ({"cases", "emulator", "inputs", "kernels", "plan"}, {"numpy", "torch"}),
+    "backward_case": ({"cases", "emulated", "emulator", "inputs", "kernels", "plan"}, {"numpy", "torch"}),
     "check": ({"cases", "emulator", "plan", "ptx"}, {"numpy"}),
     "hazard_figure": ({"emulator", "plan"}, set()),
     "campaign": ({"cases", "check", "emulator", "hazard_figure", "mutate", "pool", "ptx"}, {"numpy"}),

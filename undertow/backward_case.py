@@ -10,8 +10,10 @@ import torch
 
 from undertow import emulator
 from undertow.cases import Kernel
+from undertow.emulated import settings_of, tensors_of
 from undertow.inputs import Batch, Shape, random_batch
-from undertow.kernels.sm100.launch import BackwardTensors, compile_backward, launches
+from undertow.kernels.compile import CompiledKernel
+from undertow.kernels.sm100.launch import compile_backward, compile_for, launches
 from undertow.plan.description import Launch, Pointer, Tensor, TensorMap
 from undertow.plan.schema import Plan
 
@@ -23,13 +25,24 @@ def backward_case(plan: Plan, shape: Shape, seed: int = 0) -> tuple[Kernel, ...]
 
     Raises: InputError, LaunchInputError for a shape that cannot be run; CompileError.
     """
-    batch: Batch = random_batch(shape, seed)
-    dq, dk, dv = (torch.full_like(x, torch.nan) for x in (batch.q, batch.k, batch.v))
-    tensors = BackwardTensors(batch.q, batch.k, batch.v, batch.out, batch.dout, batch.lse, dq, dk, dv)
+    return _kernels(launches(compile_backward(plan), tensors_of(random_batch(shape, seed))))
+
+
+def batch_case(batch: Batch, schedule: str = "split", deterministic: bool = False) -> tuple[Kernel, ...]:
+    """The launches of a schedule on `batch`, in the variant that its scoring asks for.
+
+    Raises: PlanError, LaunchInputError, CompileError.
+    """
+    settings, tensors = settings_of(batch.scoring, deterministic), tensors_of(batch)
+    return _kernels(launches(compile_for(schedule, tensors, settings), tensors, settings))
+
+
+def _kernels(described: list[tuple[CompiledKernel, Launch]]) -> tuple[Kernel, ...]:
     arrays: dict[int, np.ndarray] = {}
+    names = {name.partition("-")[0]: name for name in NAMES} | {"backward": "main"}
     return tuple(
-        Kernel(name, kernel.ptx, _with_arrays(launch, arrays))
-        for name, (kernel, launch) in zip(NAMES, launches(compile_backward(plan), tensors))
+        Kernel(names[kernel.name.partition("-")[0]], kernel.ptx, _with_arrays(launch, arrays))
+        for kernel, launch in described
     )
 
 
