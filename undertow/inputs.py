@@ -7,7 +7,7 @@ names the tensor, what it is and what is allowed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ HEAD_DIM = 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 REQUIRED = ("q", "k", "v", "dout")
 OPTIONAL = ("out", "lse")
+PACKING = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 
 
 class InputError(ValueError):
@@ -92,8 +93,9 @@ def random_batch(shape: Shape, seed: int = 0, scoring: Scoring = DENSE, dtype: t
 
 
 def read_batch(path: str | Path, scoring: Scoring = DENSE) -> Batch:
-    """The batch in a safetensors file: tensors q, k, v, dout, and out and lse if they are there; others are ignored.
+    """The batch in a safetensors file: tensors q, k, v, dout, and what there is of out, lse, dlse, sink and PACKING.
 
+    scoring: what the file does not say. Other tensors are ignored.
     Raises: InputError if the file cannot be read as safetensors, lacks a tensor or holds a wrong one.
     """
     from safetensors import SafetensorError, safe_open
@@ -102,7 +104,8 @@ def read_batch(path: str | Path, scoring: Scoring = DENSE) -> Batch:
         with safe_open(path, framework="pt") as file:
             held = list(file.keys())
             # clone: a file promises no alignment, a kernel needs 16 bytes
-            tensors = {name: file.get_tensor(name).clone() for name in REQUIRED + OPTIONAL if name in held}
+            wanted = (*REQUIRED, *OPTIONAL, "dlse", "sink", *PACKING)
+            tensors = {name: file.get_tensor(name).clone() for name in wanted if name in held}
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
     for name in REQUIRED:
@@ -112,13 +115,28 @@ def read_batch(path: str | Path, scoring: Scoring = DENSE) -> Batch:
                 f"{', '.join(sorted(held)) or 'none'}"
             )
     try:
-        return complete(tensors, scoring)
+        packing = {name: tensors.pop(name) for name in PACKING if name in tensors}
+        if packing:
+            scoring = replace(scoring, sequences=_sequences(packing))
+        return complete(tensors, replace(scoring, sink=tensors.pop("sink", None)))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
 
+def _sequences(packing: Mapping[str, Tensor]) -> Sequences:
+    for name in PACKING[:2]:
+        if name not in packing:
+            raise InputError(f"tensor {name} is missing beside {', '.join(packing)}")
+    count = len(packing[PACKING[0]]) - 1
+    for name, tensor in packing.items():
+        shape = (count + 1,) if name in PACKING[:2] else (count,)
+        if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape:
+            raise InputError(f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}: must be torch.int32 of {shape}")
+    return Sequences(**packing)
+
+
 def complete(tensors: Mapping[str, Tensor], scoring: Scoring = DENSE) -> Batch:
-    """A batch from q, k, v, dout and perhaps out and lse; the reference makes what is not given, rounded once.
+    """A batch from q, k, v, dout and perhaps out, lse and dlse; the reference makes out and lse, rounded once.
 
     Raises: InputError as for Batch.
     """
@@ -130,7 +148,8 @@ def complete(tensors: Mapping[str, Tensor], scoring: Scoring = DENSE) -> Batch:
         dtype = tensors["q"].dtype
         made = {"out": round_to(forward.out, dtype).to(dtype), "lse": forward.lse.float()}
     given = {**made, **tensors}
-    return Batch(*(given[name] for name in REQUIRED + OPTIONAL), scoring=scoring, computed=missing)
+    tensors_of_batch = (given[name] for name in REQUIRED + OPTIONAL)
+    return Batch(*tensors_of_batch, scoring=scoring, dlse=given.get("dlse"), computed=missing)
 
 
 def check_tensors(tensors: Mapping[str, Tensor], scoring: Scoring = DENSE) -> None:

@@ -18,7 +18,7 @@ from undertow.emulator.errors import EmulatorError
 from undertow.inputs import Batch, Shape
 from undertow.kernels.sm100.plan import TILE_M as TILE_ROWS
 from undertow.reference import Gradients, attention_forward, round_to
-from undertow.tolerance import Errors, Yardstick, relative_error, yardstick
+from undertow.tolerance import Errors, Yardstick, relative_error, sink_error, yardstick
 
 
 class Executed(Protocol):
@@ -26,6 +26,8 @@ class Executed(Protocol):
 
     @property
     def gradients(self) -> Gradients: ...
+    @property
+    def dsink(self) -> Tensor | None: ...
     @property
     def backend(self) -> str: ...
     @property
@@ -73,7 +75,8 @@ def verify(batch: Batch, schedules: Sequence[str], backward: Backward) -> Iterat
             yield Run(schedule, batch.shape, measure, None, None, f"{type(error).__name__}: {error}")
             continue
         errors = measure.errors(executed.gradients)
-        yield Run(schedule, batch.shape, measure, executed, errors, complaint(measure, executed.gradients))
+        clauses = (complaint(measure, executed.gradients), sink_complaint(batch, executed.dsink))
+        yield Run(schedule, batch.shape, measure, executed, errors, "; ".join(filter(None, clauses)))
 
 
 def complaint(measure: Yardstick, grads: Gradients) -> str:
@@ -83,8 +86,17 @@ def complaint(measure: Yardstick, grads: Gradients) -> str:
         Gradients._fields, grads, measure.reference, measure.errors(grads), measure.budget
     ):
         if not error <= budget:
-            clauses.append(f"{name} has an error of {error:.2e}, allowed are {budget:.2e}: {_where(grad, want)}")
+            where = _where(*(x if x.dim() == 4 else x[None] for x in (grad, want)))  # packed rows are one batch element
+            clauses.append(f"{name} has an error of {error:.2e}, allowed are {budget:.2e}: {where}")
     return "; ".join(clauses)
+
+
+def sink_complaint(batch: Batch, dsink: Tensor | None) -> str:
+    """What is wrong with the gradient of the sink; empty if nothing is, or if there is none."""
+    if batch.scoring.sink is None or dsink is None:
+        return ""
+    error, budget = sink_error(batch, dsink, batch.scoring, batch.dlse)
+    return "" if error <= budget else f"dsink has an error of {error:.2e}, allowed are {budget:.2e}"
 
 
 def _where(grad: Tensor, want: Tensor) -> str:
@@ -123,6 +135,7 @@ def saved_forward_errors(batch: Batch) -> tuple[float, float, float]:
     """How far the stored forward is from float64: out (relative Frobenius), the same if rounded once, lse (largest)."""
     forward = attention_forward(batch.q, batch.k, batch.v, batch.scoring)
     once = round_to(forward.out, batch.out.dtype)
-    both_empty = (batch.lse == -torch.inf) & (forward.lse == -torch.inf)
-    lse = float(torch.where(both_empty, 0.0, batch.lse.double() - forward.lse).abs().max())
-    return relative_error(batch.out, forward.out), relative_error(once, forward.out), lse
+    seeing = forward.lse > -torch.inf  # the others store nothing that means anything
+    stored = batch.out.double().masked_fill(~seeing.transpose(-1, -2)[..., None], 0.0)
+    lse = float(torch.where(seeing, batch.lse.double() - forward.lse, 0.0).abs().max())
+    return relative_error(stored, forward.out), relative_error(once, forward.out), lse

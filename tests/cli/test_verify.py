@@ -25,6 +25,7 @@ EXTENTS = ("--seqlen-q", "20", "--seqlen-k", "12")
 @dataclass
 class Executed:
     gradients: Gradients
+    dsink: torch.Tensor | None = None
     backend: str = "numpy"
     tile_iterations: int = 2
     compute_barriers_per_tile: float = 5.0

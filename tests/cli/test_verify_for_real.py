@@ -117,6 +117,53 @@ def test_masks_grouped_heads_and_fp16_are_asked_for_by_option(capfd):
     assert max(run["ideal"].values()) < 6e-4, "fp16 has three bits more than bf16"
 
 
+def test_packed_sequences_sinks_caps_and_order_are_asked_for_by_option(capfd):
+    words = ("--cu-seqlens-q", "0,0,130,200", "--cu-seqlens-k", "0,20,180,330", "--seqlen-q", "230", "--heads", "2")
+    options = ("--kv-heads", "1", "--sinks", "--dlse", "--softcap", "3", "--deterministic", "--causal")
+    code, report = verified(capfd, "--schedule", "split", *words, *options)
+    (run,) = report["runs"]
+    assert code == 0
+    assert run["shape"] == {"batch": 3, "seqlen_q": 230, "seqlen_k": 330, "heads": 2, "kv_heads": 1}
+
+
+def test_a_wrong_sink_gradient_is_a_wrong_result(capfd, monkeypatch):
+    backward = emulated.backward
+
+    def doubled(batch, **options):
+        done = backward(batch, **options)
+        assert done.dsink is not None
+        return dataclasses.replace(done, dsink=2 * done.dsink)
+
+    monkeypatch.setattr(emulated, "backward", doubled)
+    code, report = verified(capfd, "--schedule", "split", "--seqlen-q", "20", "--seqlen-k", "20", "--sinks")
+    assert code == 1 and not report["ok"]
+
+
+def test_a_file_says_how_its_sequences_are_packed(capfd, tmp_path):
+    path, generator = tmp_path / "packed.safetensors", torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(20, 2, 64, generator=generator).bfloat16() for name in ("q", "k", "v", "dout")}
+    offsets = {f"cu_seqlens_{side}": torch.tensor([0, 5, 18], dtype=torch.int32) for side in "qk"}
+    extra = {"seqused_k": torch.tensor([5, 9], dtype=torch.int32), "sink": torch.tensor([0.0, 1.0])}
+    save_file({**tensors, **offsets, **extra, "dlse": torch.randn(2, 20, generator=generator)}, path)
+    code, report = verified(capfd, "--input", str(path), "--causal", "--schedule", "split")
+    assert code == 0 and report["runs"][0]["shape"]["batch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--cu-seqlens-k", "0,5"), "--cu-seqlens-k: needs --cu-seqlens-q"),
+        (("--cu-seqlens-q", "0,9,5"), "--cu-seqlens-q=0,9,5: must ascend from 0"),
+        (("--cu-seqlens-q", "0,5", "--cu-seqlens-k", "0,5,9"), "--cu-seqlens-k has 3 numbers"),
+        (("--cu-seqlens-q", "0,5", "--seqlen-q", "4"), "--seqlen-q=4: must be at least 5"),
+        (("--softcap", "-1"), "softcap=-1.0: must be positive"),
+    ],
+)
+def test_attention_that_is_none_is_exit_code_2(capfd, words, message):
+    assert cli.main(["verify", *words]) == 2
+    assert message in capfd.readouterr().err
+
+
 def test_an_unknown_schedule_is_named():
     with pytest.raises(PlanError, match="schedule 'best' is unknown; allowed: aliased, slots, signals, split"):
         emulated.backward(random_batch(Shape(1, 1, 1, 1)), schedule="best")

@@ -10,14 +10,16 @@ from undertow import launch_file
 from undertow.campaign import Campaign, Covered, Found, campaign, kernel_name, picture
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
-from undertow.commands.targets import add_target, own_kernel, settings_of, shape_of
+from undertow.commands.attention import add_attention, random_batch_of
+from undertow.commands.targets import DEFAULT_SHAPE, add_target, own_kernel, settings_of
 from undertow.emulator import LaunchError, UnsupportedPtx
 from undertow.hazard_figure import sides
 from undertow.inputs import InputError
 from undertow.kernels.sm100.launch import LaunchInputError
-from undertow.kernels.sm100.plan import SCHEDULES, plan
+from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.progress import Progress
 from undertow.ptx import PtxSyntaxError
+from undertow.reference import ProblemError
 
 DESCRIPTION = f"""\
 Execute kernels on the emulator under all observers, with several scheduler seeds and moments of asynchronous
@@ -29,7 +31,7 @@ Exit code 0: clean. 1: findings. 2: the input cannot be run.
 Any other kernel: --ptx FILE --launch FILE. A launch description is
 
 {launch_file.FORMAT}"""
-BAD_INPUT = (CaseError, InputError, LaunchInputError, LaunchError, UnsupportedPtx, PtxSyntaxError)
+BAD_INPUT = (CaseError, InputError, ProblemError, LaunchInputError, LaunchError, UnsupportedPtx, PtxSyntaxError)
 SHOWN = 10  # lines of what was not executed; --json has them all
 
 
@@ -42,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--picture", metavar="FILE", help="draw the first finding about two warps in tensor memory, as SVG"
     )
+    add_attention(parser)
     add_target(parser, seeds=3)
 
 
@@ -73,12 +76,12 @@ def _cases(arguments: argparse.Namespace, progress: Progress) -> dict[str, tuple
     kernel = own_kernel(arguments)
     if kernel is not None:
         return {kernel.name: (kernel,)}
-    from undertow.backward_case import backward_case
+    from undertow.backward_case import batch_case
 
     cases = {}
     for schedule in arguments.schedule or SCHEDULES:
         progress.step(f"compiling {schedule}")
-        cases[schedule] = backward_case(plan(schedule), shape_of(arguments), arguments.seed or 0)
+        cases[schedule] = batch_case(random_batch_of(arguments, DEFAULT_SHAPE), schedule, arguments.deterministic)
     return cases
 
 

@@ -7,11 +7,12 @@ import functools
 import math
 
 from undertow.cli import Outcome
-from undertow.inputs import DTYPES, Batch, InputError, Shape, random_batch, read_batch
+from undertow.commands.attention import add_attention, only_random, random_batch_of, scoring_of
+from undertow.inputs import Batch, InputError, Shape, read_batch
 from undertow.kernels.sm100.launch import LaunchInputError
 from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.progress import Progress
-from undertow.reference import Gradients, ProblemError, Scoring
+from undertow.reference import Gradients, ProblemError
 from undertow.verify import Backward, Run, saved_forward_errors, verify
 
 DESCRIPTION = """\
@@ -23,7 +24,6 @@ data (P, dS and the results rounded once, all sums exact) plus the noise of floa
 """
 BAD_INPUT = (InputError, LaunchInputError, ProblemError)
 DEFAULT_SHAPE = Shape(batch=1, seqlen_q=256, seqlen_k=384, heads=2)
-NO_BOUND = "none"
 BACKENDS = ("auto", "numpy", "compiled")
 HEADINGS = ("schedule", "backend", "shape", "error dQ", "dK", "dV", "ideal dQ", "dK", "dV", "ratio")
 HEADINGS += ("barriers/tile", "tiles", "compile s", "run s")
@@ -33,40 +33,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `undertow verify`."""
     for name, default in zip(Shape._fields, (*DEFAULT_SHAPE[:-1], "as --heads")):
         parser.add_argument(_flag(name), type=int, metavar="N", help=f"extent of a random batch (default: {default})")
-    parser.add_argument("--dtype", choices=DTYPES, help="of a random batch (default: bf16)")
     parser.add_argument(
         "--schedule",
         action="append",
         choices=SCHEDULES,
         help="run only this schedule; may be repeated (default: all four)",
     )
-    _configure_scoring(parser)
+    add_attention(parser)
     parser.add_argument("--seed", type=int, help="of the random batch (default: 0)")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="of the emulator (default: %(default)s)")
     parser.add_argument(
         "--input",
         metavar="FILE",
         help="safetensors file with q, k, v, dout (batch, seqlen, heads, 64) in bf16 or fp16, and if you have them "
-        "out and lse (batch, heads, seqlen_q; float32, natural logarithm), instead of a random batch",
+        "out and lse (batch, heads, seqlen_q; float32, natural logarithm), dlse, sink (heads; float32), or packed rows "
+        "without a batch dimension and cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k (int32)",
     )
-
-
-def _configure_scoring(parser: argparse.ArgumentParser) -> None:
-    """The options that say which attention it is."""
-    parser.add_argument("--causal", action="store_true", help="rows see no key behind the diagonal; last row, last key")
-    parser.add_argument(
-        "--window",
-        nargs=2,
-        type=_bound,
-        default=(None, None),
-        metavar=("LEFT", "RIGHT"),
-        help=f"keys a row sees on both sides of the diagonal, inclusive; '{NO_BOUND}' for no bound",
-    )
-    parser.add_argument("--softmax-scale", type=float, metavar="S", help="factor on q.k (default: 1/8)")
-
-
-def _bound(word: str) -> int | None:
-    return None if word == NO_BOUND else int(word)
 
 
 def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
@@ -80,7 +62,7 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     options = emulator.Options(backend=arguments.backend)
 
     def backward(batch: Batch, schedule: str) -> emulated.EmulatedBackward:
-        return emulated.backward(batch, schedule=schedule, options=options)
+        return emulated.backward(batch, schedule=schedule, deterministic=arguments.deterministic, options=options)
 
     return judge(arguments, progress, backward)
 
@@ -106,20 +88,16 @@ def judge(arguments: argparse.Namespace, progress: Progress, backward: Backward)
 
 def _batch(arguments: argparse.Namespace, progress: Progress) -> tuple[Batch, str]:
     """The batch to run, and in words where it comes from."""
-    given = {name: getattr(arguments, name) for name in Shape._fields if getattr(arguments, name) is not None}
-    scoring = Scoring(arguments.softmax_scale, arguments.causal, tuple(arguments.window))
     if arguments.input is None:
-        shape, seed, dtype = DEFAULT_SHAPE._replace(**given), arguments.seed or 0, arguments.dtype or "bf16"
         progress.step("making a random batch")
-        batch = random_batch(shape, seed, scoring, DTYPES[dtype])
+        batch, seed, dtype = random_batch_of(arguments, DEFAULT_SHAPE), arguments.seed or 0, arguments.dtype or "bf16"
         return batch, f"random {dtype} numbers, seed {seed}; out and lse by the float64 reference"
-    for name in ("seed", "dtype"):
-        if getattr(arguments, name) is not None:
-            given[name] = getattr(arguments, name)
+    given = [name for name in (*Shape._fields, "seed") if getattr(arguments, name) is not None]
+    given += only_random(arguments)
     if given:
         raise InputError(f"{', '.join(map(_flag, given))}: not allowed beside --input, which brings its own batch")
     progress.step(f"reading {arguments.input}")
-    batch = read_batch(arguments.input, scoring)
+    batch = read_batch(arguments.input, scoring_of(arguments))
     made = " and ".join(batch.computed)
     return batch, arguments.input + (f"; {made} by the float64 reference" if made else "")
 
