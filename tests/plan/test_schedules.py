@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from undertow.kernels.sm100.plan import SCHEDULES, dq_accumulator_index, plan
+from undertow.plan.attention import Attention
 from undertow.plan.checks import check
 from undertow.plan.schema import MBARRIER_BYTES, DType, PlanError
+from undertow.plan.steps import PassTurn, Signal, Store, TakeTurn
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES)
 
@@ -45,6 +49,29 @@ SMEM_OFFSETS = {
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
 def test_plan_passes_its_checks(schedule: str, dtype: DType) -> None:
     check(plan(schedule, dtype))
+
+
+@every_schedule
+def test_every_variant_passes_its_checks_with_the_barriers_of_the_schedule(schedule: str) -> None:
+    """Masks, packing, caps and turns change neither a hand-over nor a guard."""
+    plain = plan(schedule)
+    for left, packed, softcap, deterministic in itertools.product((False, True), repeat=4):
+        if left != packed:
+            continue  # neither changes a program: together they are checked as well as one by one
+        attention = Attention(left, right=not left, packed=packed, softcap=softcap, deterministic=deterministic)
+        variant = plan(schedule, attention=attention)
+        check(variant)
+        assert (variant.compute_barriers_per_tile, variant.guards) == (plain.compute_barriers_per_tile, plain.guards)
+        assert (variant.mbarriers, variant.smem_offsets) == (plain.mbarriers, plain.smem_offsets)
+
+
+def test_turns_are_taken_before_the_first_sum_and_passed_after_the_last() -> None:
+    steps = plan("split", attention=Attention(deterministic=True)).program("reduce")
+    sums = [index for index, step in enumerate(steps) if isinstance(step, Store)]
+    assert steps.index(TakeTurn("dQ")) < min(sums) and max(sums) < steps.index(PassTurn("dQ"))
+    freed = next(index for index, step in enumerate(steps) if isinstance(step, Signal))
+    assert freed < steps.index(TakeTurn("dQ")), "a CTA that waits for its turn keeps no tensor memory"
+    assert not any(isinstance(step, TakeTurn | PassTurn) for step in plan("split").program("reduce"))
 
 
 @pytest.mark.parametrize(
