@@ -2,7 +2,36 @@
 
 Importing this package loads nothing heavy: neither torch nor the kernel compiler. Ask for the room you need:
 `undertow.reference` (float64 mathematics), `undertow.emulator` (runs PTX), `undertow.plan` (kernels as data),
-`undertow.kernels` (the kernels), `undertow.emulated` (all of it at once: tensors in, gradients out).
+`undertow.kernels` (the kernels), `undertow.emulated` (all of it at once: tensors in, gradients out), and
+`undertow.attention` (functions for PyTorch, offered here too, and loaded when first asked for).
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from undertow.attention import attention_backward, explain, flash_attn_func, flash_attn_varlen_func
+
 __version__ = "0.1.0"
+
+_HOMES = {  # name offered here -> the module that has it, imported when the name is first asked for
+    "attention_backward": "undertow.attention",
+    "explain": "undertow.attention",
+    "flash_attn_func": "undertow.attention",
+    "flash_attn_varlen_func": "undertow.attention",
+}
+
+__all__ = ["attention_backward", "explain", "flash_attn_func", "flash_attn_varlen_func"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
