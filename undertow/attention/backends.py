@@ -86,9 +86,9 @@ def by_reference(problem: Problem) -> Gradients:
     q, k, v, dout = (x.double() for x in (problem.q, problem.k, problem.v, problem.dout))
     stats = row_stats(problem.out, dout, problem.lse, problem.dlse)
     exact = ideal_sums(q, k, v, dout, stats, scoring)  # no operand is rounded, for all are float64
-    results = [_stored(grad, x) for grad, x in zip(exact, (problem.q, problem.k, problem.v))]
+    results = [stored(grad, x) for grad, x in zip(exact, (problem.q, problem.k, problem.v))]
     sink = problem.sink
-    return Gradients(*results, None if sink is None else _stored(sink_gradient(q, k, v, stats, scoring), sink))
+    return Gradients(*results, None if sink is None else stored(sink_gradient(q, k, v, stats, scoring), sink))
 
 
 def nothing_to_see(problem: Problem) -> Gradients:
@@ -100,7 +100,7 @@ def nothing_to_see(problem: Problem) -> Gradients:
     if problem.dlse is not None and problem.q.numel():
         share = torch.exp(problem.sink.double()[:, None] - problem.lse.double()) * problem.dlse.double()
         dsink = share.movedim(-2, 0).flatten(1).sum(dim=1)
-    return Gradients(dq, dk, dv, _stored(dsink, problem.sink))
+    return Gradients(dq, dk, dv, stored(dsink, problem.sink))
 
 
 def scoring_of(call) -> Scoring:
@@ -116,5 +116,6 @@ def scoring_of(call) -> Scoring:
     )
 
 
-def _stored(exact: Tensor, like: Tensor) -> Tensor:
+def stored(exact: Tensor, like: Tensor) -> Tensor:
+    """float64 numbers rounded once, in the dtype and the strides of `like`."""
     return torch.empty_like(like).copy_(round_to(exact, like.dtype))

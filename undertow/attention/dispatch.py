@@ -13,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -78,12 +78,16 @@ _told: set[tuple[str, ...]] = set()
 _lock = threading.Lock()
 
 
-def choose(problem: Problem, backend: str = "auto") -> Choice:
-    """Who computes `problem`. Nothing is launched and no contents are read.
+def choose(problem: Problem, backend: str = "auto", strict: bool | None = False) -> Choice:
+    """Who computes `problem`. Nothing is launched and no contents are read. strict: as in `run_backward`.
 
-    Raises: AttentionInputError for tensors that are no problem; BackendError for a backend that is unknown or unable.
+    Raises: AttentionInputError for tensors that are no problem; BackendError for a backend that is unknown or unable,
+    and for a fallback in strict mode.
     """
-    return _plan(problem.honouring_torch(), backend).choice
+    choice = _plan(problem.honouring_torch(), backend).choice
+    if choice.is_fallback and is_strict(strict):
+        _refuse(choice)
+    return choice
 
 
 def run_backward(problem: Problem, backend: str = "auto", strict: bool | None = None) -> Gradients:
@@ -95,8 +99,10 @@ def run_backward(problem: Problem, backend: str = "auto", strict: bool | None = 
     """
     problem = problem.honouring_torch()
     plan = _plan(problem, backend)
-    if plan.choice.rejected:
-        _tell(plan.choice, is_strict(strict))
+    if plan.choice.is_fallback:
+        if is_strict(strict):
+            _refuse(plan.choice)
+        _tell(plan.choice)
     check_contents(problem)
     with torch.no_grad():
         if plan.choice.backend == NOTHING:
@@ -175,12 +181,12 @@ def _why(name: str, problem: Problem) -> str:
     return "the first of those able"
 
 
-def _tell(choice: Choice, strict: bool) -> None:
-    """Log a fallback once per reason, or refuse it."""
-    if not choice.is_fallback:
-        return
-    if strict:
-        raise BackendError(f"strict: none of our kernels computes this call, it would fall back to {choice}")
+def _refuse(choice: Choice) -> NoReturn:
+    raise BackendError(f"strict: none of our kernels computes this call, it would fall back to {choice}")
+
+
+def _tell(choice: Choice) -> None:
+    """Log a fallback, once per reason."""
     told = (choice.backend, *choice.rejected.values())
     with _lock:
         news = told not in _told

@@ -13,6 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from undertow.attention.memory import obstacle
 from undertow.attention.problem import Gradients, Inputs, Problem
 
 FLASH_ATTN_4 = "flash_attn.cute.interface"
@@ -33,6 +34,17 @@ def _parameters(name: str) -> frozenset[str]:
     module = flash_attn_4_module()
     assert isinstance(module, ModuleType)
     return frozenset(inspect.signature(getattr(module, name)).parameters)
+
+
+def flash_attn_4_writes_into_given() -> bool:
+    """Whether its forward pass takes tensors to write to."""
+    return {"out", "lse"} <= _parameters("_flash_attn_fwd")
+
+
+def readable(x: Tensor) -> Tensor:
+    """`x`, or a copy where its strides or its address are such as libraries have misread."""
+    overlaps = any(step == 0 and extent > 1 for step, extent in zip(x.stride(), x.shape))
+    return x.clone(memory_format=torch.contiguous_format) if overlaps or obstacle(x, vectors=True) else x
 
 
 def bounds(call: Inputs) -> tuple[int | None, int | None]:
@@ -84,11 +96,7 @@ def flash_attn_4(problem: Problem) -> Gradients:
     assert isinstance(module, ModuleType)
     with torch.cuda.device(problem.q.device):
         results = module._flash_attn_bwd(
-            problem.q,
-            problem.k,
-            problem.v,
-            problem.out,
-            problem.dout.contiguous(),
+            *(readable(x) for x in (problem.q, problem.k, problem.v, problem.out, problem.dout)),
             problem.lse.contiguous(),
             **options_of(problem),
             deterministic=problem.settings.deterministic,
@@ -139,11 +147,7 @@ def torch_flash(problem: Problem) -> Gradients:
     # nobody's maximum is trusted: all rows are a bound of every sequence that costs blocks which end at once
     with torch.cuda.device(q.device):
         results = torch.ops.aten._flash_attention_backward(
-            problem.dout.contiguous(),
-            q,
-            problem.k,
-            problem.v,
-            problem.out,
+            *(readable(x) for x in (problem.dout, q, problem.k, problem.v, problem.out)),
             problem.lse.contiguous(),
             None if sequences is None else sequences.cu_seqlens_q,
             None if sequences is None else sequences.cu_seqlens_k,
@@ -158,8 +162,11 @@ def torch_flash(problem: Problem) -> Gradients:
             window_size_right=right,
         )
     if sequences is not None:
-        ends = (sequences.cu_seqlens_q, sequences.cu_seqlens_k, sequences.cu_seqlens_k)
-        results = [cleared_behind(x, end[-1]) for x, end in zip(results, ends)]
+        sides = ("q", "k", "k")
+        masks = [
+            unused_rows(getattr(sequences, f"cu_seqlens_{side}"), None, x.shape[0]) for side, x in zip(sides, results)
+        ]
+        results = [x.masked_fill_(mask[:, None, None], 0.0) for x, mask in zip(results, masks)]
     return _as_expected(problem, results)
 
 
@@ -169,10 +176,15 @@ def window_of_torch(call: Inputs) -> tuple[int, int]:
     return left, right
 
 
-def cleared_behind(rows: Tensor, end: Tensor, value: float = 0.0, dim: int = 0) -> Tensor:
-    """`rows` with `value` in all from `end`, a tensor, on; without waiting for the device."""
-    behind = torch.arange(rows.shape[dim], device=rows.device) >= end
-    return rows.masked_fill_(behind.view([-1 if axis == dim else 1 for axis in range(rows.dim())]), value)
+def unused_rows(offsets: Tensor, used: Tensor | None, rows: int) -> Tensor:
+    """Which of `rows` no packed sequence uses, (rows) bool, found on the device and without waiting for it."""
+    index = torch.arange(rows, device=offsets.device, dtype=offsets.dtype)
+    sequence = torch.searchsorted(offsets, index, right=True) - 1  # the last one that begins here or before
+    inside = sequence < offsets.shape[0] - 1
+    if used is None or not used.numel():
+        return ~inside
+    sequence = sequence.clamp(max=used.shape[0] - 1)
+    return ~(inside & (index - offsets[sequence] < used[sequence]))
 
 
 def _as_expected(problem: Problem, results) -> Gradients:

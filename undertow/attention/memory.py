@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from undertow.attention.problem import Gradients, Problem
+from undertow.attention.problem import Gradients, Problem, misalignment
 from undertow.kernels.sm100.tensors import ALIGNMENT, BackwardTensors
 
 _LOG = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ def obstacle(x: Tensor, vectors: bool) -> str | None:
         return f"stride {x.stride(-1)} in the last dimension"
     if not vectors:
         return None
-    if x.data_ptr() % ALIGNMENT:
-        return f"address {x.data_ptr() % ALIGNMENT} mod {ALIGNMENT}"
+    if misalignment(x):
+        return f"address {misalignment(x)} mod {ALIGNMENT}"
     for dim, extent in enumerate(x.shape[:-1]):
         step = x.stride(dim) * x.element_size()
         if extent > 1 and step % ALIGNMENT:

@@ -22,6 +22,14 @@ DEVICES = ("cpu", "cuda")
 UNBOUNDED = -1  # how flash-attn spells "no bound"
 
 
+def misalignment(x: Tensor) -> int:
+    """Bytes by which `x` begins behind a multiple of ALIGNMENT; 0 of a tensor that has no memory, as in a trace."""
+    try:
+        return x.data_ptr() % ALIGNMENT
+    except RuntimeError:
+        return 0
+
+
 class AttentionInputError(ValueError):
     """An argument of a call that describes no attention; the message names it, its value and what is allowed."""
 
@@ -84,8 +92,7 @@ class Inputs:
         The contents of no tensor take part, so equal signatures are found without waiting for the device.
         """
         described = tuple(
-            (name, x.dtype, x.device, tuple(x.shape), x.stride(), x.data_ptr() % ALIGNMENT)
-            for name, x in self.tensors()
+            (name, x.dtype, x.device, tuple(x.shape), x.stride(), misalignment(x)) for name, x in self.tensors()
         )
         return (described, self.settings)
 
@@ -137,7 +144,9 @@ def settings_from(
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool | Tensor) or not isinstance(value, int | float):
+    if isinstance(value, torch.SymFloat | torch.SymInt):
+        value = float(value)  # a number that was left open by a tracer is fixed
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise AttentionInputError(f"{name}={value!r}: must be a number")
     if not math.isfinite(value):
         raise AttentionInputError(f"{name}={value}: must be finite")
@@ -156,6 +165,7 @@ def _softcap(softcap: Any) -> float | None:
 def _window(window_size: Any) -> tuple[int | None, int | None]:
     if not isinstance(window_size, tuple | list) or len(window_size) != 2:
         raise AttentionInputError(f"window_size={window_size!r}: must be (left, right)")
+    window_size = [int(bound) if isinstance(bound, torch.SymInt) else bound for bound in window_size]
     for side, bound in zip(("left", "right"), window_size):
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise AttentionInputError(f"window_size: {side}={bound!r}: must be an integer or None")
