@@ -231,8 +231,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
 def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan, given = compiled.plan, tensors.batched
-    (_, seqlen_q, heads, _), (batch, _, kv_heads, _) = given.q.shape, given.k.shape
-    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
+    batch, _, kv_heads, _ = given.k.shape
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
@@ -248,16 +247,26 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *([] if work.turns is None else [_scalars(work.turns, "turns")]),
             _rows(given.dk, "dk"),
             _rows(given.dv, "dv"),
-            seqlen_q,
-            *(0 if bound is None else bound for bound in settings.band),
-            heads_per_bundle(average, heads // kv_heads, kv_heads) if plan.attention.masked else 1,
-            settings.scale * LOG2_E,
-            settings.scale,
-            settings.cap * LOG2_E,
-            settings.scale / settings.cap,
+            *scalars_of(plan.attention, tensors, settings),
             *_packing(given, "q"),
             *_packing(given, "k"),
         ),
+    )
+
+
+def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`."""
+    given = tensors.batched
+    (_, seqlen_q, heads, _), kv_heads = given.q.shape, given.k.shape[2]
+    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
+    return (
+        seqlen_q,
+        *(0 if bound is None else bound for bound in settings.band),
+        heads_per_bundle(average, heads // kv_heads, kv_heads) if attention.masked else 1,
+        settings.scale * LOG2_E,
+        settings.scale,
+        settings.cap * LOG2_E,
+        settings.scale / settings.cap,
     )
 
 

@@ -1,0 +1,105 @@
+"""A whole backward pass as one compiled call: its variant, the workspace it needs, the numbers that it is given.
+
+What `entry.py` compiles, seen from a host that has tensors; nothing here needs the compiler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from undertow.kernels.sm100.launch import (
+    MAX_GRID,
+    LaunchInputError,
+    Settings,
+    attention_of,
+    row_variant_of,
+    scalars_of,
+)
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
+from undertow.kernels.sm100.plan import TILE_M
+from undertow.kernels.sm100.plan import plan as plan_of
+from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, check_tensors, kv_tiles, query_tiles
+from undertow.plan.attention import Attention, RowVariant
+from undertow.plan.schema import DType, Plan
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the kernels of a call are compiled for: everything in which two objects can differ, as plain values."""
+
+    schedule: str
+    dtype: DType
+    attention: Attention
+    rows: RowVariant
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self.schedule, self.dtype, self.attention)
+
+    @property
+    def name(self) -> str:
+        """Short and unique: schedule, element type, attention, what flows in besides."""
+        more = [flag for flag in ("dlse", "sink") if getattr(self.rows, flag)]
+        return "-".join([self.schedule, self.dtype.label, self.attention.name, *more])
+
+
+def variant_of(schedule: str, tensors: BackwardTensors, settings: Settings) -> Variant:
+    """The variant that a call asks for.
+
+    Raises: LaunchInputError for an element type without kernels.
+    """
+    dtype = next((ours for ours, theirs in TORCH_TYPES.items() if theirs == tensors.q.dtype), None)
+    if dtype is None:
+        raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
+    return Variant(schedule, dtype, attention_of(settings, tensors), row_variant_of(settings, tensors))
+
+
+def check_call(variant: Variant, tensors: BackwardTensors) -> None:
+    """Refuse what the kernels cannot take.
+
+    Raises: LaunchInputError naming the tensor, its value and what is allowed.
+    """
+    check_tensors(variant.plan, tensors)
+    for name in ("q", "k"):
+        if not getattr(tensors, name).numel():
+            shape = tuple(getattr(tensors, name).shape)
+            raise LaunchInputError(f"{name} has shape {shape}: must have a row, or else there is nothing to launch")
+    batch, _, heads, _ = tensors.batched.q.shape
+    grids = {"q": batch * heads * query_tiles(tensors), "k": batch * tensors.k.shape[-2] * kv_tiles(tensors)}
+    for name, ctas in grids.items():
+        if ctas > MAX_GRID:
+            raise LaunchInputError(f"{name} would need {ctas} CTAs, one a tile: at most {MAX_GRID}")
+
+
+def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
+    """Extent of the workspace in 4-byte elements, as `entry.cut` divides it."""
+    batch, _, heads, _ = tensors.batched.q.shape
+    per_tile = DQ_ACCUMULATOR_TILE + 2 * TILE_M
+    per_tile += ROW_KERNEL_THREADS // 32 if variant.rows.sink else 0
+    per_tile += 1 if variant.rows.deterministic else 0
+    return batch * heads * query_tiles(tensors) * per_tile
+
+
+def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
+    """The run-time numbers of a call, in the order of `work.Scalars`.
+
+    multiprocessors: of the device that holds the tensors; here every tile has a CTA, so they do not matter.
+    """
+    del multiprocessors
+    return scalars_of(variant.attention, tensors, settings)
+
+
+def arguments(tensors: BackwardTensors, workspace: torch.Tensor, numbers: tuple) -> tuple:
+    """What the compiled function takes, in the nesting of `entry.backward_pass`; None for what is absent."""
+    packing = tensors.sequences
+    t, packings = tensors, None
+    if packing is not None:
+        sides = (
+            (packing.cu_seqlens_q, packing.seqused_q),
+            (packing.cu_seqlens_k, packing.seqused_k),
+        )
+        packings = tuple((cu, cu[:0] if used is None else used) for cu, used in sides)
+    reads = (t.q, t.k, t.v, t.out, t.dout, t.lse, t.dlse, t.sink, packings)
+    return workspace, reads, (t.dq, t.dk, t.dv, t.dsink), numbers
