@@ -33,6 +33,8 @@ COMMANDS = {  # name: (module, one line of help)
     "verify": ("undertow.commands.verify", "run the backward kernels on the emulator and compare with float64"),
     "check": ("undertow.commands.check", "run kernels under all observers: races, fences, barriers, lifetimes"),
     "mutate": ("undertow.commands.mutate", "take one synchronisation away at a time: which of them are needed"),
+    "precompile": ("undertow.commands.precompile", "have kernels compiled before they are needed, without a GPU"),
+    "doctor": ("undertow.commands.doctor", "is this machine fit, and what would run on it"),
 }
 
 
