@@ -26,6 +26,7 @@ from undertow.integrations.sdpa import IMPLEMENTATION, disable, enable, enable_w
 
 CPU = Options(dispatch_key="CPU")
 BACKWARD = "aten::_scaled_dot_product_flash_attention_backward"
+ROOT = Path(__file__).resolve().parents[2]
 OURS = str(Path("undertow", "integrations", "operators.py"))
 
 
@@ -43,7 +44,7 @@ assert {IMPLEMENTATION!r} in attention.list_flash_attention_impls()
 assert attention.current_flash_attention_impl() is None
 assert {OURS!r} not in torch._C._dispatch_dump({BACKWARD!r})
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=ROOT)
 
 
 def test_enabling_takes_the_operators_over_until_the_block_ends():
