@@ -57,3 +57,18 @@ def tensors_for(
         dsink=zeros(4, of=torch.float32) if "sink" in words else None,
         sequences=Sequences(offsets(rows[0]), offsets(rows[1])) if packed else None,
     )
+
+
+def moved(tensors: BackwardTensors, device: str) -> BackwardTensors:
+    """The same tensors on another device."""
+
+    def there(x):
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    sequences = tensors.sequences
+    if sequences is not None:
+        sequences = Sequences(**{name: there(x) for name, x in vars(sequences).items()})
+    given = {name: there(x) for name, x in vars(tensors).items() if name != "sequences"}
+    names = ("q", "k", "v", "out", "dout", "lse", "dq", "dk", "dv")
+    first = [given.pop(name) for name in names]
+    return BackwardTensors(*first, sequences=sequences, **given)

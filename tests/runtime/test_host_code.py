@@ -14,6 +14,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from tests.runtime import host_only
 from tests.runtime.calls import EVERYTHING, settings_for, tensors_for, variant
+from tools.benchmark_host import on_cpu, stub_of
 from undertow.kernels.sm100 import call, entry
 from undertow.kernels.sm100.launch import LaunchInputError, legal_strides
 from undertow.kernels.sm100.tensors import allocate_workspaces
@@ -28,7 +29,7 @@ MAP_NORESERVE = 0x4000  # of Linux; Python has no name for it before 3.13
 
 @functools.cache
 def stub(name: str):
-    return host_only.stub(variant(name))
+    return stub_of(variant(name))
 
 
 def plan_for(name: str, tensors) -> device.LaunchPlan:
@@ -45,7 +46,7 @@ def numbers_argument():
 @functools.cache
 def layout_writer(packed: bool):
     extents = tuple(cute.sym_int32() for _ in range(2 if packed else 3))
-    rows = host_only.on_cpu(entry.rows_of(DType.BF16, extents))
+    rows = on_cpu(entry.rows_of(DType.BF16, extents))
     return cute.compile(host_only.write_layout, rows, packed, numbers_argument(), options="--enable-tvm-ffi")
 
 
@@ -139,7 +140,7 @@ def test_buffers_are_those_of_the_description_and_fill_the_workspace(name):
     tensors, chosen = tensors_for(name), variant(name)
     expected = allocate_workspaces(tensors, chosen.attention.deterministic)
     floats = call.workspace_floats(chosen, tensors)
-    workspace = host_only.on_cpu(make_fake_tensor(cutlass.Float32, (cute.sym_int64(),), stride=(1,), assumed_align=16))
+    workspace = on_cpu(make_fake_tensor(cutlass.Float32, (cute.sym_int64(),), stride=(1,), assumed_align=16))
     extents = tuple(cutlass.Int32(1) for _ in range(3))
     write = cute.compile(
         host_only.write_buffers, chosen, workspace, extents, numbers_argument(), options="--enable-tvm-ffi"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import re
 import threading
 from dataclasses import dataclass
@@ -117,8 +117,7 @@ def test_an_object_that_does_not_load_is_compiled_again(own_cache, compilations,
     entry = objects.precompile(SMALL, chosen)
     assert entry.folder is not None
     cache.discard(entry)
-    key = objects.object_key("sm_100a-fine", SMALL.target, chosen, lambda: SMALL.build(chosen))
-    assert key != "" and objects.is_compiled(SMALL, chosen) is False
+    assert not objects.is_compiled(SMALL, chosen)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiling, "_object_files", lambda *_: {OBJECT: content, OBJECT_PTX: b""})
         objects.precompile(SMALL, chosen)
@@ -214,11 +213,17 @@ def test_architectures_are_found_by_either_name():
 
 def test_objects_of_different_targets_and_variants_have_different_keys():
     keys = {
-        compiling.object_key("x", target, config, test_architectures_are_found_by_either_name)
+        compiling.object_key("x", target, config, lambda: (None, ()))
         for target in ("sm_100a", "sm_103a")
         for config in (variant("dense"), variant("causal"))
     }
     assert len(keys) == 4
+
+
+def test_the_same_variant_of_other_kernels_is_another_object(own_cache):
+    other = Architecture("other", "sm_100a", (10, 0), "tests.runtime.row_calls")
+    objects.precompile(SMALL, Named("fine"))
+    assert objects.is_compiled(SMALL, Named("fine")) and not objects.is_compiled(other, Named("fine"))
 
 
 def test_the_host_function_may_launch_nothing_but_must_compile(own_cache):
