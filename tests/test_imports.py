@@ -27,6 +27,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "inputs": ({"reference"}, {"torch", "safetensors"}),
     "emulated": ({"emulator", "inputs", "kernels", "plan", "reference"}, {"torch"}),
     "attention": ({"emulated", "emulator", "kernels", "reference", "runtime"}, {"torch"}),
+    "integrations": ({"attention", "kernels"}, {"torch", "transformers"}),
     "verify": ({"emulator", "inputs", "kernels", "reference", "tolerance"}, {"torch"}),
     "cases": ({"emulator", "plan", "ptx"}, {"numpy"}),
     "launch_file": ({"cases", "plan"}, {"numpy"}),
@@ -39,7 +40,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
     "__main__": ({"cli"}, set()),
-    "": ({"attention"}, set()),  # undertow/__init__.py, and only when a name of it is asked for
+    "": ({"attention", "integrations"}, set()),  # undertow/__init__.py, and only when a name of it is asked for
 }
 FREE = {"commands"}  # a command may import any room; no room may import a command but cli, by name
 
