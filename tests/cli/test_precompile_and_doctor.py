@@ -90,7 +90,7 @@ def with_versions(monkeypatch, **others: str) -> None:
     version = importlib.metadata.version
 
     def told(name: str) -> str:
-        known = others.get(name.replace("-", "_"), None)
+        known = others.get(name.replace("-", "_"))
         if known == "":
             raise importlib.metadata.PackageNotFoundError(name)
         return known or version(name)
