@@ -22,6 +22,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "emulator": ({"cache", "ptx", "plan"}, {"numpy"}),
     "kernels": ({"cache", "plan"}, {"torch", "cutlass", "cuda"}),
     "runtime": ({"cache", "kernels", "plan"}, {"torch", "cutlass"}),
+    "health": ({"attention", "cache", "kernels", "plan", "runtime"}, {"torch"}),
     "reference": (set(), {"torch"}),
     "tolerance": ({"reference"}, {"torch"}),
     "inputs": ({"reference"}, {"torch", "safetensors"}),

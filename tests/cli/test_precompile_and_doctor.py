@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from undertow import health
 from undertow.cli import main
 from undertow.kernels import compile as compiling
 from undertow.plan.schema import DType
-from undertow.runtime import ahead, health, objects
+from undertow.runtime import ahead, objects
 from undertow.runtime.architectures import ARCHITECTURES
 
 SM100 = ARCHITECTURES["sm100"]
