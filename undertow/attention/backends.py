@@ -86,9 +86,9 @@ def by_reference(problem: Problem) -> Gradients:
     q, k, v, dout = (x.double() for x in (problem.q, problem.k, problem.v, problem.dout))
     stats = row_stats(problem.out, dout, problem.lse, problem.dlse)
     exact = ideal_sums(q, k, v, dout, stats, scoring)  # no operand is rounded, for all are float64
-    results = [stored(grad, x) for grad, x in zip(exact, (problem.q, problem.k, problem.v))]
+    dq, dk, dv = (stored(grad, x) for grad, x in zip(exact, (problem.q, problem.k, problem.v)))
     sink = problem.sink
-    return Gradients(*results, None if sink is None else stored(sink_gradient(q, k, v, stats, scoring), sink))
+    return Gradients(dq, dk, dv, None if sink is None else stored(sink_gradient(q, k, v, stats, scoring), sink))
 
 
 def nothing_to_see(problem: Problem) -> Gradients:
