@@ -105,7 +105,8 @@ def main(
         reset_counts()
         parts = ring(mesh, options)
         who = counts()
-        whole = differentiate(*tensors(options), not options.full)
+        q, k, v, dout = tensors(options)
+        whole = differentiate(q, k, v, dout, not options.full)
     errors = {
         name: float((part.float() - one.float()).norm() / one.float().norm())
         for name, part, one in zip(Results._fields, parts, whole)

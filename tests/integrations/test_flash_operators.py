@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.nn.attention.varlen import varlen_attn
 from undertow.attention import counts, dispatch
 from undertow.attention.dispatch import Choice
 from undertow.attention.problem import BackendError, Problem
-from undertow.inputs import Batch, Shape, random_batch
+from undertow.inputs import Batch, Shape, complete, random_batch
 from undertow.integrations import flash_operators
 from undertow.integrations.flash_operators import Options
 from undertow.integrations.sdpa import enable_with
@@ -112,22 +111,53 @@ def test_varlen_attn_follows(torch_flash, window, backend):
         assert not grad[90:].any(), "rows behind the last sequence take no part"
 
 
+def test_every_negative_bound_is_none(torch_flash):
+    """For our own functions only -1 is; for torch's operators the others are too."""
+    batch = packed((-1, 0))
+    sequences = batch.scoring.sequences
+    assert sequences is not None
+    with enable_with(on_cpu()):
+        grads = aten._flash_attention_backward(
+            *(batch.dout, batch.q, batch.k, batch.v, batch.out, batch.lse),
+            *(sequences.cu_seqlens_q, sequences.cu_seqlens_k, 50, 50, 0.0, False),
+            *(torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)),
+            window_size_left=-7,
+            window_size_right=0,
+        )
+    assert_right(batch, Gradients(*grads))
+    assert not torch_flash
+
+
+def interleaved(x: Tensor) -> Tensor:
+    """Every second row of a tensor that has other numbers between."""
+    return torch.stack([x, -x], dim=3).flatten(2, 3)[:, :, ::2]
+
+
+def rows_first(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 LAYOUTS = {
     "heads-first": lambda x: x,
-    "rows-first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "rows-first": rows_first,
     "batch-inside": lambda x: x.permute(1, 2, 0, 3).contiguous().permute(2, 0, 1, 3),
-    "every-second-row": lambda x: torch.stack([x, -x], dim=3).flatten(2, 3)[:, :, ::2],
+    "every-second-row": interleaved,
+    "rows-first-half-the-heads": lambda x: rows_first(torch.cat([x, -x], dim=1))[:, : x.shape[1]],
     "columns-apart": lambda x: torch.stack([x, -x], dim=-1)[..., 0],
+    "one-head-expanded": lambda x: x[:, :1].expand_as(x),
+    "one-batch-expanded": lambda x: rows_first(x)[:1].expand_as(x),
 }
 
 
 @pytest.mark.parametrize("of_q", LAYOUTS)
 @pytest.mark.parametrize("of_k", ["heads-first", "rows-first"])
 def test_gradients_have_the_strides_that_the_meta_kernel_promises(torch_flash, of_q, of_k):
-    batch = random_batch(Shape(2, 24, 24, 2))
-    q, k, v = leaves(batch)
-    q, k, v = (LAYOUTS[of](x.detach().contiguous()) for of, x in ((of_q, q), (of_k, k), (of_k, v)))
-    dout = LAYOUTS[of_q](batch.dout.transpose(1, 2).contiguous())
+    some = random_batch(Shape(2, 24, 24, 3))
+    q, k, v, dout = (
+        LAYOUTS[of](x.transpose(1, 2).contiguous())
+        for of, x in ((of_q, some.q), (of_k, some.k), (of_k, some.v), (of_q, some.dout))
+    )
+    batch = complete({name: x.transpose(1, 2) for name, x in {"q": q, "k": k, "v": v, "dout": dout}.items()})
     with enable_with(on_cpu()):
         out, lse, *rest = aten._scaled_dot_product_flash_attention(q, k, v)
         arguments = (dout, q, k, v, out, lse, None, None, 24, 24, 0.0, False)
@@ -284,83 +314,3 @@ def test_the_deterministic_kernel_runs_if_torch_asks_for_it(torch_flash, monkeyp
         else:
             varlen_gradients(packed(), (-1, -1))
     assert seen == [asked]
-
-
-@pytest.fixture
-def flash_attn_4(monkeypatch):
-    """A flash-attn-4 whose forward pass returns as many tensors as the releases since b33 do, and is recorded."""
-    recorded = []
-
-    def _flash_attn_fwd(q, k, v, *, out, **options):
-        assert options["return_lse"] and out.shape == q.shape
-        recorded.append(options)
-        lse = torch.full((q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0]), 3.0)
-        out.fill_(2.0)
-        return out, lse, None, None, None
-
-    module = ModuleType("flash_attn.cute.interface")
-    module._flash_attn_fwd = _flash_attn_fwd  # pyright: ignore[reportAttributeAccessIssue]
-    monkeypatch.setattr(flash_operators.libraries, "flash_attn_4_module", lambda: module)
-    monkeypatch.setattr(flash_operators.libraries, "outside_flash_attn_4", lambda call: None)
-    return recorded
-
-
-def test_flash_attn_4_makes_the_forward_where_it_can(torch_flash, flash_attn_4):
-    batch = random_batch(Shape(1, 16, 16, 2))
-    q, k, v = (x.transpose(1, 2) for x in (batch.q, batch.k, batch.v))
-    with enable_with(on_cpu()):
-        results = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)
-    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, mask = results
-    assert not torch_flash and len(flash_attn_4) == 1
-    assert flash_attn_4[0]["causal"] and (out == 2).all() and (lse == 3).all()
-    assert out.stride() == torch.empty_like(q).stride(), "as the meta kernel promises"
-    assert (cum_q, cum_k, max_q, max_k) == (None, None, 16, 16)
-    assert (seed.shape, offset.shape, mask.numel()) == ((2,), (), 0)
-
-
-def test_flash_attn_4_makes_the_packed_forward_too(torch_flash, flash_attn_4):
-    batch = packed()
-    sequences = batch.scoring.sequences
-    assert sequences is not None
-    with enable_with(on_cpu()):
-        out, lse, *_ = aten._flash_attention_forward(
-            batch.q, batch.k, batch.v, sequences.cu_seqlens_q, sequences.cu_seqlens_k, 50, 50, 0.0, False, False,
-            window_size_left=16, window_size_right=0,
-        )  # fmt: skip
-    assert not torch_flash and out.shape == batch.q.shape and lse.shape == batch.lse.shape
-    (options,) = flash_attn_4
-    assert (options["window_size_left"], options["window_size_right"]) == (16, 0)
-    assert (options["max_seqlen_q"], options["cu_seqlens_k"]) == (50, sequences.cu_seqlens_k)
-
-
-@pytest.mark.parametrize("option", [{"seqused_k": torch.full((4,), 3, dtype=torch.int32)}, {"num_splits": 2}])
-def test_a_forward_with_more_than_we_read_is_torch_s(torch_flash, flash_attn_4, option):
-    batch = packed()
-    sequences = batch.scoring.sequences
-    assert sequences is not None
-    with enable_with(on_cpu()):
-        aten._flash_attention_forward(
-            batch.q,
-            batch.k,
-            batch.v,
-            sequences.cu_seqlens_q,
-            sequences.cu_seqlens_k,
-            50,
-            50,
-            0.0,
-            False,
-            False,
-            **option,
-        )
-    assert torch_flash == {"flash_forward": 1} and not flash_attn_4
-
-
-def test_asking_for_flash_attn_4_where_it_is_unable_is_told(torch_flash, caplog):
-    batch = random_batch(Shape(1, 16, 16, 2))
-    q, k, v = (x.transpose(1, 2) for x in (batch.q, batch.k, batch.v))
-    with enable_with(on_cpu(forward="flash-attn-4")), caplog.at_level(logging.WARNING):
-        aten._scaled_dot_product_flash_attention(q, k, v)
-    assert torch_flash == {"sdpa_forward": 1}
-    assert "q is on cpu" in caplog.text
-    with enable_with(on_cpu(forward="flash-attn-4", strict=True)), pytest.raises(BackendError, match="q is on cpu"):
-        aten._scaled_dot_product_flash_attention(q, k, v)

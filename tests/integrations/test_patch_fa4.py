@@ -6,6 +6,7 @@ import inspect
 import logging
 from inspect import Parameter
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ class Recorder(ModuleType):
         super().__init__("flash_attn.cute.interface")
         self.calls: list[tuple[tuple, dict]] = []
 
-        def _flash_attn_bwd(*args, **kwargs):
+        def _flash_attn_bwd(*args, **kwargs) -> Any:
             self.calls.append((args, kwargs))
             return "dq", "dk", "dv"
 
@@ -52,7 +53,7 @@ class Recorder(ModuleType):
         arguments = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=x) for name, x in defaults.items()]
         _flash_attn_bwd.__signature__ = inspect.Signature(arguments)  # pyright: ignore[reportFunctionMemberAccess]
         _flash_attn_bwd.compile_cache = {"of": "the original"}  # pyright: ignore[reportFunctionMemberAccess]
-        self._flash_attn_bwd = _flash_attn_bwd
+        self._flash_attn_bwd: Any = _flash_attn_bwd
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +47,8 @@ def random(seed: int, *shape: int) -> Tensor:
 
 def mask(implementation: str, make: str, inputs: Tensor, given: dict[str, Any]) -> Any:
     """What a model of this attention implementation passes to its layers."""
-    config = LlamaConfig(sliding_window=5, attention_chunk_size=4)
-    config._attn_implementation = implementation
+    config: Any = LlamaConfig()
+    config.sliding_window, config.attention_chunk_size, config._attn_implementation = 5, 4, implementation
     knows = {"attention_mask": None, "cache": None, **given}
     return getattr(masking_utils, f"create_{make}_mask")(config=config, inputs_embeds=inputs, **knows)
 
@@ -199,7 +201,7 @@ def llama():
 def gpt_oss():
     """Sinks, and a sliding window in every second layer."""
     layers = ["sliding_attention", "full_attention"]
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    experts: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1}
     return GptOssForCausalLM(GptOssConfig(**TINY, **experts, sliding_window=6, layer_types=layers))
 
 
@@ -239,3 +241,23 @@ def test_the_mask_is_looked_at_once_for_all_layers(monkeypatch):
     for _ in range(2):
         model(tokens, attention_mask=padding(2, 8, "right"))
     assert len(seen) == 2 * 2, "query and key offsets, for each of two forward passes"
+
+
+def test_a_mask_that_has_changed_is_looked_at_again():
+    q, k, v = (random(seed, 1, heads, 6, 64) for seed, heads in ((1, HEADS), (2, KV_HEADS), (3, KV_HEADS)))
+    module, seen = SimpleNamespace(is_causal=True), torch.ones(1, 6, dtype=torch.bool)
+    seen[0, 5] = False
+    attention = AttentionInterface()[NAME]
+    five, last_two = attention(module, q, k, v, seen)[0], attention(module, q[:, :, -2:], k, v, seen)[0]
+    seen[0, 4] = False  # in place
+    four = attention(module, q, k, v, seen)[0]
+    assert five[0, 4].any() and not four[0, 4].any() and torch.equal(four[0, :4], five[0, :4])
+    assert last_two.shape[1] == 2 and not last_two[0, 1].any()
+
+
+def test_the_example_learns_to_count():
+    path = Path(__file__).resolve().parents[2] / "examples" / "huggingface.py"
+    eager, ours = runpy.run_path(str(path))["main"](["--steps", "3", "--device", "cpu"])
+    assert ours[2] < ours[1] < ours[0]
+    assert abs(ours[0] - eager[0]) <= torch.finfo(BF16).eps * eager[0], "before the weights part company"
+    assert counts() == {"reference": 3 * 2}
