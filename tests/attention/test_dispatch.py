@@ -25,6 +25,7 @@ from undertow.attention import (
     counts,
     dispatch,
     forward_counts,
+    libraries,
     settings_from,
 )
 from undertow.attention.backends import by_reference
@@ -145,6 +146,25 @@ def test_a_fallback_is_right_and_logged_once_per_reason(passed_over, caplog, mon
         run(REFERENCE._replace(backend="auto"), inputs((8, 8), dtype=torch.float32))
         assert len(caplog.records) == 2, "another reason"
     assert counts() == {"reference": 4}
+
+
+def test_a_library_that_refuses_is_passed_over_with_its_words(passed_over, monkeypatch, caplog):
+    """What no table of ours knows: a release that has given up an option. Asked once per signature, not every time."""
+    asked = []
+
+    def refuse(problem, layout):
+        asked.append(problem)
+        with libraries.asked("flash-attn-4", problem.q):
+            raise NotImplementedError("this option is gone")
+
+    monkeypatch.setitem(BACKENDS, "flash-attn-4", Backend(lambda problem: None, refuse))
+    tensors = inputs((8, 8))
+    for _ in range(2):
+        assert not complaints(tensors, run(REFERENCE._replace(backend="auto"), tensors))
+    assert len(asked) == 1 and counts() == {"reference": 2}
+    assert "not flash-attn-4: flash-attn-4 refuses this call: NotImplementedError: this option is gone" in caplog.text
+    with pytest.raises(BackendError, match="this option is gone"):
+        run(REFERENCE._replace(backend="flash-attn-4"), tensors)
 
 
 def test_explain_says_who_why_and_what_is_copied():

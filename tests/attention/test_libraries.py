@@ -16,7 +16,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.attention.places import inputs
 from tests.kernels.packings import offsets
-from undertow.attention import Gradients, Inputs, Problem, backends, libraries, run_forward, settings_from
+from undertow.attention import (
+    Choice,
+    Gradients,
+    Inputs,
+    Problem,
+    backends,
+    choose_forward,
+    forward_counts,
+    libraries,
+    run_forward,
+    settings_from,
+)
+from undertow.attention import forward as forward_module
 from undertow.attention.forward import MAKERS
 from undertow.attention.problem import sequences_from
 
@@ -132,6 +144,24 @@ def test_flash_attn_4_without_results_to_write_to_is_cleared(flash_attn_4, monke
     call, _ = call_of(packed=True)
     got = MAKERS["flash-attn-4"].run(call)
     assert not got.out[8:].any() and (got.lse[:, 8:] == -torch.inf).all()
+
+
+def test_a_forward_pass_that_is_refused_is_computed_by_the_next(flash_attn_4, monkeypatch):
+    def refuse(*arguments, **named):
+        raise AssertionError("head dims are unsupported today")
+
+    flash_attn_4._flash_attn_fwd = refuse
+    call, _ = call_of(packed=False)
+    monkeypatch.setattr(forward_module, "_choose", chosen_as_on_a_gpu)
+    monkeypatch.setattr(forward_module, "_plans", {})
+    got, want = run_forward(call), backends_forward(call)
+    assert torch.equal(got.out, want.out) and forward_counts() == {"reference": 1}
+    assert "head dims are unsupported today" in choose_forward(call).rejected["flash-attn-4"]
+
+
+def chosen_as_on_a_gpu(call: Inputs, refused: dict[str, str]) -> Choice:
+    name = "reference" if refused else "flash-attn-4"
+    return Choice(name, "a stand-in", refused)
 
 
 @pytest.fixture

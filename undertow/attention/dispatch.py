@@ -20,7 +20,7 @@ import torch
 from undertow.attention import backends, libraries
 from undertow.attention.checks import check, check_contents
 from undertow.attention.memory import Layout, layout_of
-from undertow.attention.problem import BackendError, Gradients, Problem
+from undertow.attention.problem import BackendError, Gradients, LibraryRefusal, Problem
 
 _LOG = logging.getLogger("undertow.attention")
 MOST_PLANS = 4096  # call signatures that are remembered; the oldest is forgotten
@@ -97,26 +97,32 @@ def run_backward(problem: Problem, backend: str = "auto", strict: bool | None = 
     Raises: AttentionInputError; BackendError.
     """
     problem = problem.honouring_torch()
-    choice, layout = _plan(problem, backend)
-    if choice.rejected and choice.is_fallback:
-        if is_strict(strict):
-            _refuse(choice)
-        _tell(choice)
+    plan = _plan(problem, backend)
     check_contents(problem)
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            gradients = _run(problem, choice, layout)
-    else:
-        gradients = _run(problem, choice, layout)
+    while True:
+        if plan.choice.rejected and plan.choice.is_fallback:
+            if is_strict(strict):
+                _refuse(plan.choice)
+            _tell(plan.choice)
+        try:
+            gradients = _run(problem, plan)
+            break
+        except LibraryRefusal as refusal:
+            if backend != "auto":
+                raise
+            plan = _decide(problem, backend, {**plan.choice.rejected, plan.choice.backend: str(refusal)})
     with _lock:
-        _counts[choice.backend] += 1
+        _counts[plan.choice.backend] += 1
     return gradients
 
 
-def _run(problem: Problem, choice: Choice, layout: Layout) -> Gradients:
-    if choice.backend == NOTHING:
+def _run(problem: Problem, plan: Plan) -> Gradients:
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run(problem, plan)
+    if plan.choice.backend == NOTHING:
         return backends.nothing_to_see(problem)
-    return BACKENDS[choice.backend].run(problem, layout)
+    return BACKENDS[plan.choice.backend].run(problem, plan.layout)
 
 
 def counts() -> dict[str, int]:
@@ -145,19 +151,22 @@ def is_strict(strict: bool | None) -> bool:
 
 
 def _plan(problem: Problem, backend: str) -> Plan:
-    key = (backend, problem.signature())
-    plan = _plans.get(key)
-    if plan is None:
-        check(problem)
-        plan = Plan(_choose(problem, backend), layout_of(problem))
-        with _lock:
-            while len(_plans) >= MOST_PLANS:
-                del _plans[next(iter(_plans))]
-            _plans[key] = plan
+    plan = _plans.get((backend, problem.signature()))
+    return _decide(problem, backend, {}) if plan is None else plan
+
+
+def _decide(problem: Problem, backend: str, refused: dict[str, str]) -> Plan:
+    """Choose, and remember it. refused: backends that are not asked (again) -> why."""
+    check(problem)
+    plan = Plan(_choose(problem, backend, refused), layout_of(problem))
+    with _lock:
+        while len(_plans) >= MOST_PLANS:
+            del _plans[next(iter(_plans))]
+        _plans[backend, problem.signature()] = plan
     return plan
 
 
-def _choose(problem: Problem, backend: str) -> Choice:
+def _choose(problem: Problem, backend: str, refused: dict[str, str]) -> Choice:
     if backend != "auto" and backend not in BACKENDS:
         raise BackendError(f"backend={backend!r}: must be one of auto, {', '.join(BACKENDS)}")
     if problem.is_empty:
@@ -169,7 +178,7 @@ def _choose(problem: Problem, backend: str) -> Choice:
         return Choice(backend, "asked for by name")
     rejected: dict[str, str] = {}
     for name in ORDER[problem.q.device.type]:
-        reason = BACKENDS[name].unable(problem)
+        reason = refused.get(name) or BACKENDS[name].unable(problem)
         if reason is None:
             return Choice(name, _why(name, problem), rejected)
         rejected[name] = reason

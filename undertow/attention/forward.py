@@ -22,7 +22,7 @@ from undertow.attention import libraries
 from undertow.attention.backends import scoring_of, stored
 from undertow.attention.checks import check, check_contents
 from undertow.attention.dispatch import MOST_PLANS, NOTHING, Choice
-from undertow.attention.problem import Inputs
+from undertow.attention.problem import Inputs, LibraryRefusal
 
 _LOG = logging.getLogger("undertow.attention")
 
@@ -50,16 +50,8 @@ def choose_forward(call: Inputs) -> Choice:
 
     Raises: AttentionInputError for tensors that are no attention.
     """
-    key = call.signature()
-    choice = _plans.get(key)
-    if choice is None:
-        check(call)
-        choice = _choose(call)
-        with _lock:
-            while len(_plans) >= MOST_PLANS:
-                del _plans[next(iter(_plans))]
-            _plans[key] = choice
-    return choice
+    choice = _plans.get(call.signature())
+    return _decide(call, {}) if choice is None else choice
 
 
 def run_forward(call: Inputs) -> Forward:
@@ -69,13 +61,29 @@ def run_forward(call: Inputs) -> Forward:
     """
     choice = choose_forward(call)
     check_contents(call)
-    if choice.backend == "reference" and choice.rejected:
-        _tell(choice)
-    with torch.no_grad():
-        result = _nothing_to_see(call) if choice.backend == NOTHING else MAKERS[choice.backend].run(call)
+    while True:
+        if choice.backend == "reference" and choice.rejected:
+            _tell(choice)
+        try:
+            with torch.no_grad():
+                result = _nothing_to_see(call) if choice.backend == NOTHING else MAKERS[choice.backend].run(call)
+            break
+        except LibraryRefusal as refusal:
+            choice = _decide(call, {**choice.rejected, choice.backend: str(refusal)})
     with _lock:
         _counts[choice.backend] += 1
     return result
+
+
+def _decide(call: Inputs, refused: dict[str, str]) -> Choice:
+    """Choose, and remember it. refused: makers that are not asked (again) -> why."""
+    check(call)
+    choice = _choose(call, refused)
+    with _lock:
+        while len(_plans) >= MOST_PLANS:
+            del _plans[next(iter(_plans))]
+        _plans[call.signature()] = choice
+    return choice
 
 
 def forward_counts() -> dict[str, int]:
@@ -90,14 +98,14 @@ def reset_forward_counts() -> None:
         _counts.clear()
 
 
-def _choose(call: Inputs) -> Choice:
+def _choose(call: Inputs, refused: dict[str, str]) -> Choice:
     if call.is_empty:
         return Choice(NOTHING, "there is no query row or no key")
     if call.q.device.type == "cpu":
         return Choice("reference", "tensors on the CPU are for the float64 reference")
     rejected: dict[str, str] = {}
     for name, maker in MAKERS.items():
-        reason = maker.unable(call)
+        reason = refused.get(name) or maker.unable(call)
         if reason is None:
             return Choice(name, "the first of those able", rejected)
         rejected[name] = reason
@@ -122,7 +130,7 @@ def _by_flash_attn_4(call: Inputs) -> Forward:
     if clears_itself:  # rows that no sequence uses are not written
         given["out"] = q.new_zeros(q.shape)
         given["lse"] = q.new_full(call.lse_shape, -math.inf, dtype=torch.float32)
-    with libraries.guarded(q):
+    with libraries.asked("flash-attn-4", q):
         # its arity grew over the releases: (out, lse), and later three more
         out, lse = module._flash_attn_fwd(q, k, v, **libraries.options_of(call), **given)[:2]
     return Forward(out, lse) if clears_itself or call.sequences is None else _cleared(call, out, lse)
@@ -132,7 +140,7 @@ def _by_torch(call: Inputs) -> Forward:
     sequences = call.sequences
     q, k, v = (libraries.readable(x) for x in (call.q, call.k, call.v))
     left, right = libraries.window_of_torch(call)
-    with libraries.guarded(q):
+    with libraries.asked("torch", q):
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q,
             k,

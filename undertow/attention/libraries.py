@@ -9,13 +9,14 @@ import contextlib
 import functools
 import importlib
 import inspect
+from collections.abc import Iterator
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from undertow.attention.memory import obstacle
-from undertow.attention.problem import Gradients, Inputs, Problem
+from undertow.attention.problem import Gradients, Inputs, LibraryRefusal, Problem
 
 FLASH_ATTN_4 = "flash_attn.cute.interface"
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -42,9 +43,20 @@ def flash_attn_4_writes_into_given() -> bool:
     return {"out", "lse"} <= _parameters("_flash_attn_fwd")
 
 
-def guarded(x: Tensor) -> contextlib.AbstractContextManager:
-    """Make the device of `x` current: libraries launch there."""
-    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
+REFUSALS = (AssertionError, NotImplementedError, TypeError, ValueError)  # how they say no; CUDA's errors are others
+
+
+@contextlib.contextmanager
+def asked(library: str, x: Tensor) -> Iterator[None]:
+    """Launch on the device of `x`, and tell a refusal from a failure.
+
+    Raises: LibraryRefusal where the library says no.
+    """
+    try:
+        with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+            yield
+    except REFUSALS as error:
+        raise LibraryRefusal(f"{library} refuses this call: {type(error).__name__}: {error}") from error
 
 
 def readable(x: Tensor) -> Tensor:
@@ -100,7 +112,7 @@ def flash_attn_4(problem: Problem) -> Gradients:
     """Gradients by flash-attn-4's kernels."""
     module = flash_attn_4_module()
     assert isinstance(module, ModuleType)
-    with guarded(problem.q):
+    with asked("flash-attn-4", problem.q):
         results = module._flash_attn_bwd(
             *(readable(x) for x in (problem.q, problem.k, problem.v, problem.out, problem.dout)),
             problem.lse.contiguous(),
@@ -154,7 +166,7 @@ def torch_flash(problem: Problem) -> Gradients:
     q, sequences = problem.q, problem.sequences
     left, right = window_of_torch(problem)
     # nobody's maximum is trusted: all rows are a bound of every sequence that costs blocks which end at once
-    with guarded(q):
+    with asked("torch", q):
         results = torch.ops.aten._flash_attention_backward(
             *(readable(x) for x in (problem.dout, q, problem.k, problem.v, problem.out)),
             problem.lse.contiguous(),

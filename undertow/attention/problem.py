@@ -42,6 +42,10 @@ class BackendError(ValueError):
     """No backend that was asked for can compute the call; the message says why, for each of them."""
 
 
+class LibraryRefusal(BackendError):
+    """A kept library refuses, before it launches anything, a call that it was expected to compute."""
+
+
 class Gradients(NamedTuple):
     """Gradients in the shapes, dtypes and (made dense) strides of q, k, v; dsink like the sink, None without one."""
 
