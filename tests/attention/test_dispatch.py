@@ -99,6 +99,10 @@ def on_a_fake_gpu(unable: dict[str, str], monkeypatch, **more) -> Choice:
         return choose(problem_of(*tensors), **more)
 
 
+FAKES = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+
+
+@FAKES
 def test_on_a_gpu_our_kernels_come_first_then_kept_libraries_then_the_reference(monkeypatch):
     unable: dict[str, str] = {}
     for name in ("sm100", "sm90", "flash-attn-4", "torch", "reference"):
@@ -109,6 +113,7 @@ def test_on_a_gpu_our_kernels_come_first_then_kept_libraries_then_the_reference(
         unable[name] = f"no {name}"
 
 
+@FAKES
 def test_strict_mode_refuses_a_fallback_and_says_every_reason(monkeypatch):
     unable = {"sm100": "compute capability 8.0", "sm90": "compute capability 8.0, too"}
     with pytest.raises(BackendError, match=r"(?s)strict: .* flash-attn-4: .*not sm100: compute .*not sm90: .*, too"):
