@@ -13,7 +13,6 @@ from undertow.attention import counts, dispatch
 from undertow.attention.dispatch import Choice
 from undertow.attention.problem import BackendError, Problem
 from undertow.inputs import Batch, Shape, complete, random_batch
-from undertow.integrations import flash_operators
 from undertow.integrations.flash_operators import Options
 from undertow.integrations.sdpa import enable_with
 from undertow.reference import DENSE, Gradients, Scoring, Sequences
@@ -290,11 +289,15 @@ def test_next_best_is_torch_or_flash_attn_4(torch_flash, monkeypatch, backend, f
     """On a GPU `choose` names who would compute instead of our kernels."""
     call = backward_arguments()
     torch_flash.clear()
-    monkeypatch.setattr(flash_operators, "choose", lambda problem, backend_: Choice(backend, "next", REJECTED))
+    choice = Choice(backend, "next", REJECTED)
+    monkeypatch.setattr(dispatch, "_choose", lambda *_: choice)
+    run = dispatch.backends.by_reference
+    monkeypatch.setitem(dispatch.BACKENDS, backend, dispatch.BACKENDS[backend]._replace(run=lambda p, _: run(p)))
+    monkeypatch.setattr(dispatch, "_plans", {})
     with enable_with(on_cpu(forward=forward)):
         aten._scaled_dot_product_flash_attention_backward(*call)
     assert torch_flash == ({"sdpa_backward": 1} if as_before else {})
-    assert counts() == ({} if as_before else {"reference": 1})
+    assert counts() == ({} if as_before else {backend: 1})
 
 
 @pytest.mark.parametrize("asked", [False, True])

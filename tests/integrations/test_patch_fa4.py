@@ -17,7 +17,6 @@ from undertow.attention import counts, dispatch
 from undertow.attention.dispatch import Choice
 from undertow.attention.problem import AttentionInputError, BackendError, Problem
 from undertow.inputs import Batch, Shape, complete, random_batch
-from undertow.integrations import flash_attn_4
 from undertow.integrations.flash_attn_4 import UNDERSTOOD, Options, Patch, patch, patch_fa4, unpatch_fa4
 from undertow.reference import DENSE, Gradients, Scoring
 from undertow.tolerance import sink_error, yardstick
@@ -178,7 +177,8 @@ def test_another_head_dim_goes_to_the_original(module, head_dim):
 
 def test_on_a_gpu_that_is_not_ours_the_original_computes(module, monkeypatch):
     choice = Choice("flash-attn-4", "the first of those able", {"sm100": "9.0", "sm90": "none yet"})
-    monkeypatch.setattr(flash_attn_4, "choose", lambda problem, backend: choice)
+    monkeypatch.setattr(dispatch, "_choose", lambda *_: choice)
+    monkeypatch.setattr(dispatch, "_plans", {})
     batch = random_batch(Shape(1, 8, 8, 1))
     with patch(module, Options()):
         assert module._flash_attn_bwd(*saved(batch)) == ("dq", "dk", "dv")

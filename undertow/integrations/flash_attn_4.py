@@ -18,17 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undertow.attention.dispatch import choose, run_backward
 from undertow.attention.problem import (
     AttentionInputError,
-    BackendError,
     Gradients,
     Problem,
     Settings,
     sequences_from,
     settings_from,
 )
-from undertow.integrations.fallback import fall_back, reasons
+from undertow.integrations.fallback import NotOurs, by_our_kernels, fall_back
 
 MODULE = "flash_attn.cute.interface"
 FUNCTION = "_flash_attn_bwd"
@@ -122,15 +120,13 @@ class Patch:
     def _ours(self, given: dict[str, Any]) -> tuple[Tensor, ...] | None:
         """What our kernels make of a call, or None if they cannot compute it."""
         try:
-            problem = _problem(given, self._defaults)
-            choice = choose(problem, self._options.backend)
-            reason = reasons(choice) if choice.is_fallback else None
-        except (AttentionInputError, BackendError) as error:
-            reason = str(error)
-        if reason is not None:
-            fall_back(FUNCTION, reason, self._options.strict)
+            grads = by_our_kernels(_problem(given, self._defaults), self._options.backend)
+        except AttentionInputError as error:
+            grads = NotOurs(str(error))
+        if isinstance(grads, NotOurs):
+            fall_back(FUNCTION, grads.reason, self._options.strict)
             return None
-        return _results(run_backward(problem, self._options.backend), given)
+        return _results(grads, given)
 
 
 _patches: list[Patch] = []

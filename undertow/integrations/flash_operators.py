@@ -7,6 +7,7 @@ that the operators' meta kernels promise, those of `empty_like`: a compiled grap
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from undertow.attention import libraries
 from undertow.attention.checks import check_max_seqlen
-from undertow.attention.dispatch import choose, run_backward
+from undertow.attention.dispatch import run_backward
 from undertow.attention.forward import run_forward
-from undertow.attention.problem import AttentionInputError, BackendError, Inputs, Problem, Settings, settings_from
-from undertow.integrations.fallback import fall_back, reasons
+from undertow.attention.problem import AttentionInputError, Inputs, Problem, Settings, settings_from
+from undertow.integrations.fallback import NotOurs, by_our_kernels, fall_back
 from undertow.integrations.operators import Call, Kernel, Operator
 from undertow.kernels.sm100.tensors import Sequences
 
@@ -77,17 +78,17 @@ def _backward(call: Call, read: Callable[[Call], tuple[Problem, bool]], options:
     try:
         _refuse(call)
         problem, swapped = read(call)
-        choice = choose(problem, options.backend)
-    except (AttentionInputError, BackendError) as error:
-        fall_back(str(call.operator), str(error), options.strict)
+        grads = by_our_kernels(problem, options.backend)
+        if isinstance(grads, NotOurs) and grads.next_best == "flash-attn-4" and options.forward != "torch":
+            grads = run_backward(problem, options.backend, options.strict)
+    except AttentionInputError as error:
+        grads = NotOurs(str(error))
+    if isinstance(grads, NotOurs):
+        fall_back(str(call.operator), grads.reason, options.strict)
         return call.as_before()
-    if choice.is_fallback and (choice.backend != "flash-attn-4" or options.forward == "torch"):
-        fall_back(str(call.operator), reasons(choice), options.strict)
-        return call.as_before()
-    grads = run_backward(problem, options.backend, options.strict)[:3]
     return tuple(
         _in_promised_strides(grad.transpose(1, 2) if swapped else grad, call[name])
-        for grad, name in zip(grads, ("query", "key", "value"))
+        for grad, name in zip(grads[:3], ("query", "key", "value"))
     )
 
 
@@ -122,7 +123,10 @@ def _settings(call: Call) -> Settings:
     """Of a call with window bounds, in which every negative number says that there is none."""
     bounds = (call[name] if call.has(name) else None for name in sorted(WINDOW))
     left, right = (None if bound is None or bound < 0 else int(bound) for bound in bounds)
-    return settings_from(call["query"].shape[-1], call["scale"], call["is_causal"], (left, right))
+    return _settings_of(call["query"].shape[-1], call["scale"], call["is_causal"], (left, right))
+
+
+_settings_of = functools.lru_cache(settings_from)  # a model has few
 
 
 def _sequences(call: Call) -> Sequences | None:
