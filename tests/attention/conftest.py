@@ -8,6 +8,7 @@ import torch
 from tests.attention.places import EMULATOR, GPU, REFERENCE, Place
 from undertow.attention import reset_counts, reset_forward_counts
 
+torch.set_num_threads(1)  # the matrices are small: threads would only wait for one another, and for other workers
 ON_A_GPU = pytest.param(GPU, id="gpu", marks=pytest.mark.gpu)
 
 

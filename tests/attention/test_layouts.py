@@ -151,7 +151,6 @@ def test_inputs_that_share_memory_with_themselves_pass_sums_on(batch, place: Pla
     assert (grad_of(small).cpu().float() - summed).norm() <= 2**-7 * summed.norm()
 
 
-@pytest.mark.slow
 def test_offsets_beyond_32_bits_are_not_copied_away(tmp_path: Path):
     """Dao-AILab/flash-attention#2611: dO with rows 9728 elements apart, 220800 of them, in a sparse file."""
     stride, total, used = 9728, 220800, 60

@@ -85,7 +85,7 @@ def test_another_head_dim_is_a_fallback_that_is_right():
     tensors = inputs((200, 200), head_dim=128)
     assert not complaints(tensors, run(GPU, tensors))
     assert set(counts()) <= {"flash-attn-4", "torch"}, counts()
-    with pytest.raises(ValueError, match="strict: .* head_dim is 128"):
+    with pytest.raises(ValueError, match=r"strict: .* head_dim is 128"):
         run(GPU, tensors, strict=True)
 
 
@@ -93,10 +93,11 @@ def test_nothing_waits_for_the_device():
     """Neither the choice nor the launch of packed sequences reads a length on the host."""
     q, k, v, dout = (x.cuda() for x in inputs((500, 500), (4, 2), None))
     cu = torch.tensor([0, 130, 400], dtype=torch.int32, device="cuda")
-    leaves = [x.requires_grad_() for x in (q, k, v)]
+    for leaf in (q, k, v):
+        leaf.requires_grad_()
 
     def step() -> Tensor:
-        return undertow.flash_attn_varlen_func(*leaves, cu, cu, max_seqlen_q=270, max_seqlen_k=270, causal=True)
+        return undertow.flash_attn_varlen_func(q, k, v, cu, cu, max_seqlen_q=270, max_seqlen_k=270, causal=True)
 
     step().backward(dout)
     if not set(counts()) <= set(OURS):

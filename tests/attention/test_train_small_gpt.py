@@ -86,7 +86,6 @@ def rounded_runs(example: ModuleType, config, seeds: range, scales=(1, 1, 1)) ->
     return runs
 
 
-@pytest.mark.slow
 def test_training_follows_the_reference_within_the_noise_of_rounding(example, kernels: Place):
     config = example.Config()
     assert (config.layers, config.steps) == (3, 20)
