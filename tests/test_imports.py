@@ -33,6 +33,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "hazard_figure": ({"emulator", "plan"}, set()),
     "campaign": ({"cases", "check", "emulator", "hazard_figure", "mutate", "pool", "ptx"}, {"numpy"}),
     "mutate": ({"cases", "check", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
+    "sweep": (
+        {"", "backward_case", "cases", "check", "emulated", "emulator", "inputs", "kernels", "mutate", "pool"}
+        | {"reference", "verify"},
+        {"numpy", "torch"},
+    ),
     "pool": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
