@@ -153,7 +153,9 @@ def test_the_command_line_answers_before_anything_heavy_is_loaded():
     assert not loaded("undertow.cli", then="undertow = sys.modules['undertow.cli'].main(['--version'])") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["undertow.plan.schema", "undertow.kernels.sm100.plan", "undertow.ptx"])
+@pytest.mark.parametrize(
+    "module", ["undertow.plan.schema", "undertow.kernels.sm100.plan", "undertow.ptx", "undertow.sweep.matrix"]
+)
 def test_plans_and_ptx_need_only_the_standard_library(module):
     loaded(module, HEAVY)
 

@@ -13,7 +13,7 @@ from undertow.pool import cores
 from undertow.progress import Progress
 from undertow.sweep.matrix import CELLS, Cell
 from undertow.sweep.records import Record, RecordError, RecordFile
-from undertow.sweep.run import Sweep, sweep
+from undertow.sweep.run import Runner, Sweep, sweep
 
 DESCRIPTION = """\
 Judge the 124 configurations of the published sweep, scaled to a few tiles each, on all schedules: MHA, GQA and MQA;
@@ -64,7 +64,7 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     cells = chosen(arguments.only)
     schedules = tuple(dict.fromkeys(arguments.schedule or SCHEDULES))
     file = RecordFile(Path(arguments.output), arguments.fresh)
-    return outcome(sweep(cells, schedules, file, arguments.jobs, progress.step), file.path)
+    return outcome(sweep(cells, Runner(schedules), file, arguments.jobs, progress.step), file.path)
 
 
 def chosen(patterns: list[str] | None) -> list[Cell]:

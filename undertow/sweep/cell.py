@@ -33,7 +33,7 @@ OBSERVED = (
     emulator.Options(),
     emulator.Options(completion="late"),
     emulator.Options(schedule=1, completion=("seeded", 1)),
-    emulator.Options(schedule=2, completion="late"),
+    emulator.Options(completion=("seeded", 2)),
 )
 ORDERS = 5  # of CTAs, warps and completions, under which a deterministic cell must give the same bits
 

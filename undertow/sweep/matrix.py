@@ -16,7 +16,7 @@ In the last two lines layout, dtype and causality turn with the length, with per
 with every dtype, and every dtype with and without a causal mask.
 
 A cell has two sizes. `full` is for a GPU: 64k tokens, 32 query heads. `scaled` is for the emulator: the same ratio of
-heads, one to five tiles of 128 rows, with and without a partial last tile, no two lengths alike.
+heads, one to four tiles of 128 rows, with and without a partial last tile, no two lengths alike.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ LAYOUTS = {
 SCALED = {  # seqlen: batch and length in emulation
     512: (2, 128),
     1024: (2, 150),
-    2048: (1, 256),
-    4096: (1, 300),
-    8192: (1, 384),
-    16384: (1, 450),
-    32768: (1, 520),
+    2048: (1, 200),
+    4096: (1, 256),
+    8192: (1, 300),
+    16384: (1, 384),
+    32768: (1, 450),
 }
 KINDS = ("plain", "local", "varlen")
 FULL_WINDOW, SCALED_WINDOW = 1024, 180  # keys beside a row's own; more than the two shortest sequences have

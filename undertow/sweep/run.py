@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -42,9 +43,17 @@ class Sweep:
         return sorted(having, key=lambda r: -(r.ratio or 0.0))[:count]
 
 
+class Runs(Protocol):
+    """Makes the record of a cell, whatever happens, on some schedules; can be pickled for other processes."""
+
+    @property
+    def schedules(self) -> tuple[str, ...]: ...
+    def __call__(self, cell: Cell, /) -> Record: ...
+
+
 @dataclass(frozen=True)
 class Runner:
-    """Makes the record of a cell, whatever happens; callable, and picklable for other processes."""
+    """The one of the kernels of this package."""
 
     schedules: tuple[str, ...]
 
@@ -67,21 +76,21 @@ class Runner:
 
 def sweep(
     cells: Sequence[Cell],
-    schedules: Sequence[str],
+    runner: Runs,
     file: RecordFile,
     jobs: int = 1,
     step: Callable[[str], None] = lambda text: None,
 ) -> Sweep:
-    """Judge `cells` on `schedules`, but for those that `file` has a usable record of.
+    """Have `runner` judge `cells`, but for those that `file` has a usable record of.
 
     Raises: RecordError if a record cannot be written.
     """
     begin = time.perf_counter()
-    records = file.usable(cells, schedules)
+    records = file.usable(cells, runner.schedules)
     known = len(records)
     todo = _well_ordered([cell for cell in cells if cell.name not in records])
     step(_progress(known, len(cells), records))
-    for new in _records(Runner(tuple(schedules)), todo, jobs):
+    for new in _records(runner, todo, jobs):
         file.append(new)
         records[new.cell] = new
         step(_progress(len(records), len(cells), records))
@@ -104,7 +113,7 @@ def _well_ordered(cells: Sequence[Cell]) -> list[Cell]:
     return falling[-1:] + falling[:-1]
 
 
-def _records(runner: Callable[[Cell], Record], cells: Sequence[Cell], jobs: int) -> Iterator[Record]:
+def _records(runner: Runs, cells: Sequence[Cell], jobs: int) -> Iterator[Record]:
     """Records as they get done. A process that dies, of lack of memory say, takes no cell with it but its own."""
     left = list(cells)
     while left:
@@ -122,12 +131,12 @@ def _records(runner: Callable[[Cell], Record], cells: Sequence[Cell], jobs: int)
             left = left[jobs:]
 
 
-def _apart(runner: Callable[[Cell], Record], cell: Cell) -> Record:
+def _apart(runner: Runs, cell: Cell) -> Record:
     begin = time.perf_counter()
     try:
         return apart(runner, cell)
     except BrokenProcessPool:
-        return broken(cell, "the process that ran it has died", {"elapsed": time.perf_counter() - begin})
+        return broken(cell, "the process that ran it has died", {"elapsed": round(time.perf_counter() - begin, 3)})
 
 
 def _progress(done: int, total: int, records: dict[str, Record]) -> str:
