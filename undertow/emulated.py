@@ -66,7 +66,7 @@ class EmulatedBackward:
 
 
 @functools.lru_cache(maxsize=16)  # decoding takes longer than running a small batch; four schedules have six kernels
-def _program(ptx: str, entry: str) -> emulator.Program:
+def program(ptx: str, entry: str) -> emulator.Program:
     return emulator.load_program(ptx, entry)
 
 
@@ -114,7 +114,7 @@ def execute(
     """
     names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
     return {
-        names[kernel]: emulator.launch(_program(kernel.ptx, kernel.entry), launch, options)
+        names[kernel]: emulator.launch(program(kernel.ptx, kernel.entry), launch, options)
         for kernel, launch in launches(compiled, tensors, settings)
     }
 
