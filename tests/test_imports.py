@@ -21,7 +21,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "cache": (set(), set()),
     "emulator": ({"cache", "ptx", "plan"}, {"numpy"}),
     "kernels": ({"cache", "plan"}, {"torch", "cutlass", "cuda"}),
-    "runtime": ({"cache", "kernels"}, {"torch", "cutlass"}),
+    "runtime": ({"cache", "kernels", "plan"}, {"torch", "cutlass"}),
     "reference": (set(), {"torch"}),
     "tolerance": ({"reference"}, {"torch"}),
     "inputs": ({"reference"}, {"torch", "safetensors"}),

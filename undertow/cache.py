@@ -74,8 +74,9 @@ def cache_folder() -> Path:
     """
     candidates = cache_candidates()
     for candidate in candidates:
+        own = candidate is not candidates[0]  # what others could write to, they could make us load
         with contextlib.suppress(OSError):
-            candidate.mkdir(mode=0o700, parents=True, exist_ok=True)
+            candidate.mkdir(mode=0o700 if own else 0o777, parents=True, exist_ok=True)
             if os.access(candidate, os.W_OK):
                 return candidate
     raise CacheError(f"no writable cache folder among {[str(c) for c in candidates]}: set UNDERTOW_CACHE_DIR")

@@ -34,6 +34,8 @@ COMMANDS = {  # name: (module, one line of help)
     "check": ("undertow.commands.check", "run kernels under all observers: races, fences, barriers, lifetimes"),
     "sweep": ("undertow.commands.sweep", "judge every configuration: 124 cells, all schedules, under all observers"),
     "mutate": ("undertow.commands.mutate", "take one synchronisation away at a time: which of them are needed"),
+    "precompile": ("undertow.commands.precompile", "have kernels compiled before they are needed, without a GPU"),
+    "doctor": ("undertow.commands.doctor", "is this machine fit, and what would run on it"),
 }
 
 

@@ -1,7 +1,7 @@
 """Which kernels exist for which GPU: one row per architecture.
 
-The package named in a row has two modules. `call`, which needs no compiler, offers `variant_of`, `check_call`,
-`workspace_floats`, `numbers_of` and `arguments`; `entry` offers `build(variant)`, the host function with its arguments.
+The package named in a row has two modules. `call`, which needs no compiler, is a `Call`; `entry` has `build(variant)`,
+which returns the host function with its arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from undertow.kernels.sm100.launch import Settings
 from undertow.kernels.sm100.tensors import BackwardTensors
+from undertow.plan.schema import DType
 
 
 class ArchitectureError(ValueError):
@@ -24,6 +25,8 @@ class Call(Protocol):
     """What a package of kernels says about a whole backward pass, as `undertow.kernels.sm100.call` does."""
 
     def variant_of(self, schedule: str, tensors: BackwardTensors, settings: Settings) -> Any: ...
+
+    def variant_named(self, name: str, dtype: DType, schedule: str = ...) -> Any: ...
 
     def check_call(self, variant: Any, tensors: BackwardTensors) -> None: ...
 

@@ -18,11 +18,19 @@ from undertow.kernels.sm100.launch import (
     scalars_of,
 )
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
-from undertow.kernels.sm100.plan import TILE_M
+from undertow.kernels.sm100.plan import SCHEDULES, TILE_M
 from undertow.kernels.sm100.plan import plan as plan_of
 from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, check_tensors, kv_tiles, query_tiles
 from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
+
+MASKS = {
+    "dense": {},
+    "causal": {"right": True},
+    "window": {"left": True, "right": True},
+    "left": {"left": True},
+}
+FLAGS = ("packed", "softcap", "deterministic", "dlse", "sink")
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,20 @@ def variant_of(schedule: str, tensors: BackwardTensors, settings: Settings) -> V
     if dtype is None:
         raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
     return Variant(schedule, dtype, attention_of(settings, tensors), row_variant_of(settings, tensors))
+
+
+def variant_named(name: str, dtype: DType, schedule: str = SCHEDULES[-1]) -> Variant:
+    """The variant of a name such as `dense`, `causal-packed` or `window-softcap-sink`: a mask, then what is present.
+
+    Raises: LaunchInputError naming the word that is none.
+    """
+    mask, *flags = name.split("-")
+    for word, words in ((mask, MASKS), *((flag, FLAGS) for flag in flags)):
+        if word not in words:
+            raise LaunchInputError(f"variant {name!r}: {word!r} is unknown here; known are {', '.join(words)}")
+    shared = {flag: flag in flags for flag in ("packed", "deterministic")}
+    attention = Attention(**MASKS[mask], softcap="softcap" in flags, **shared)
+    return Variant(schedule, dtype, attention, RowVariant(dlse="dlse" in flags, sink="sink" in flags, **shared))
 
 
 def check_call(variant: Variant, tensors: BackwardTensors) -> None:

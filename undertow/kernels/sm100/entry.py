@@ -19,6 +19,7 @@ from undertow.kernels.sm100.call import Variant
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.kernels.sm100.preprocess import WARPS
+from undertow.kernels.sm100.sequences import Packing
 from undertow.kernels.sm100.work import Packings, Scalars, any_scalars
 from undertow.plan.schema import DType
 
@@ -68,13 +69,13 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     scalars = (*batch, heads, seqlen_q)
     reads = Reads(
         *(rows_of(dtype, extents) for extents in (query, key, key, query, query)),
-        scalars_of(scalars),
-        scalars_of(scalars) if rows.dlse else None,
-        scalars_of((heads,)) if rows.sink else None,
-        Packings(packing_argument(), packing_argument()) if rows.packed else None,
+        mLSE=scalars_of(scalars),
+        mdLSE=scalars_of(scalars) if rows.dlse else None,
+        mSink=scalars_of((heads,)) if rows.sink else None,
+        packings=Packings(packing_argument(), packing_argument()) if rows.packed else None,
     )
     gradients = (rows_of(dtype, extents) for extents in (query, key, key))
-    writes = Writes(*gradients, scalars_of((heads,)) if rows.sink else None)
+    writes = Writes(*gradients, mdSink=scalars_of((heads,)) if rows.sink else None)
     workspace = make_fake_tensor(Float32, (cute.sym_int64(),), stride=(1,), assumed_align=VECTOR_BYTES)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
     return backward_pass, (variant, workspace, reads, writes, any_scalars(), stream)
@@ -108,7 +109,7 @@ def backward_pass(
     mdQ, mdK, mdV = (batched(x, packed) for x in (writes.mdQ, writes.mdK, writes.mdV))
     batch, seqlen_q, heads, _ = mQ.shape
     buffers = cut(variant.rows, workspace, (batch, heads, query_tiles(seqlen_q, packings)))
-    packing_q = None if cutlass.const_expr(packings is None) else packings.q
+    packing_q = query_side(packings)
     inputs = preprocess.RowInputs(mO, mdO, batched(reads.mLSE, packed), batched(reads.mdLSE, packed), reads.mSink)
     preprocess.preprocess_on(inputs, preprocess.RowOutputs(*buffers), packing_q, stream)
     tensors = (kernel.Inputs(mQ, mK, mV, mdO), kernel.Workspaces(*buffers[:4]), kernel.Outputs(mdK, mdV))
@@ -134,6 +135,11 @@ def batched(tensor: Any, packed: Constexpr):
         stride = Int64(cutlass.select_(shape[dim] == 1, alone, Int64(strides[dim])))
         strides[dim] = cute.assume(stride, divby=VECTOR) if cutlass.const_expr(is_rows) else stride
     return cute.make_tensor(tensor.iterator, cute.make_layout(tuple(shape), stride=tuple(strides)))
+
+
+def query_side(packings: Packings | None) -> Packing | None:
+    """The packing of query rows, if there is one."""
+    return None if packings is None else packings.q
 
 
 def query_tiles(rows: Int32, packings: Packings | None) -> Int32:
