@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_commands",
     "sphinx_docstrings",
+    "sphinx_mathml",
     "sphinx_repository_links",
 ]
 exclude_patterns = ["examples"]
@@ -34,6 +35,7 @@ add_module_names = False
 python_maximum_signature_line_length = 80
 
 html_theme = "furo"
+html_math_renderer = "mathml"
 html_title = "undertow"
 html_static_path = ["_static"]
 html_css_files = ["undertow.css"]

@@ -1,4 +1,4 @@
-"""Sphinx directive `command-help`: the help of every `undertow` command, as the command prints it, made at build time."""
+"""Sphinx directive `command-help`: the help of every `undertow` command, as it prints it, made at build time."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class CommandHelp(SphinxDirective):
         section = nodes.section(ids=[f"undertow-{name}"], names=[f"undertow {name}"])
         title = nodes.title("", "", nodes.literal("", f"undertow {name}"))
         text = help_of(name)
-        section += [title, nodes.paragraph("", f"{line[0].upper()}{line[1:]}."), nodes.literal_block(text, text)]
-        section[-1]["language"] = "text"
+        paragraph = nodes.paragraph("", f"{line[0].upper()}{line[1:]}.")
+        section += [title, paragraph, nodes.literal_block(text, text, language="text")]
         return section
 
 

@@ -1,7 +1,7 @@
 """Sphinx extension that reads the docstrings of this repository: plain text whose parts begin with a name and a colon.
 
 The first line stays a paragraph. What follows becomes a list with an item for each part: names of parameters or fields
-before a colon, at the beginning or after a sentence, and the words of WORDS.
+before a colon, at the beginning or after a sentence, and the words of WORDS. Examples and formulas stay as they are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-WORDS = ("Raises", "Returns", "Error", "Shapes", "Units", "Args", "Source")
+WORDS = ("Args", "Raises", "Returns", "Error", "Example", "Shapes", "Units", "Source")
 
 
 def parts(text: str, names: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:
     """What stands before the first part, and the parts as (names, text)."""
     alternatives = "|".join(sorted(map(re.escape, {*names, *WORDS}), key=len, reverse=True))
-    heads = re.finditer(rf"(?:^|(?<=[.;:] ))((?:{alternatives})(?:, (?:{alternatives}))*)(?:: | (?=\())", text)
-    found = list(heads)
+    listed = rf"(?:{alternatives})(?:, (?:{alternatives}))*(?=: )|Returns(?= )"
+    found = list(re.finditer(rf"(?:^|(?<=[.;:] ))({listed}):? ", text))
     if not found:
         return text, []
     ends = [*(head.start() for head in found[1:]), len(text)]
@@ -34,13 +34,17 @@ def to_rst(lines: list[str], names: Iterable[str]) -> list[str]:
     summary, _, rest = "\n".join(lines).strip().partition("\n\n")
     out = [*_escaped(summary).splitlines(), ""]
     for block in re.split(r"\n\s*\n", rest.strip()):
-        if any(line.startswith((" ", "\t")) for line in block.splitlines()):  # a formula or a drawing
-            out += ["::", "", *(f"    {line}" for line in block.splitlines()), ""]
+        if block.startswith(">>>"):
+            out += [*block.splitlines(), ""]
             continue
-        before, items = parts(" ".join(block.split()), names)
+        if not block.startswith(WORDS) and any(line.startswith(" ") for line in block.splitlines()):  # a formula
+            out += [".. code-block:: text", "", *(f"    {line}" for line in block.splitlines()), ""]
+            continue
+        before, items = parts(" ".join(block.removeprefix("Args:").split()), names)
         out += [_escaped(before), ""] if before else []
-        out += [f":{_escaped(head)}: {_escaped(text)}" for head, text in items]
-        out.append("")
+        for head, text in items:
+            named = (f"*{name}*" if name in WORDS else f"``{name}``" for name in head.split(", "))
+            out += [", ".join(named), f"    {_escaped(text)}", ""]
     return out
 
 
@@ -69,7 +73,14 @@ def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
         lines[:] = to_rst(lines, _names(thing))
 
 
+def process_signature(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> Any:
+    """Defaults that a factory makes are no Python: write them as dots, as `autodoc-process-signature` asks."""
+    del app, what, name, thing, options
+    return (signature.replace("<factory>", "...") if signature else signature), returns
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the hook."""
+    """Register the hooks."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", process_signature)
     return {"version": "1", "parallel_read_safe": True}
