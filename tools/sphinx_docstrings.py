@@ -25,7 +25,7 @@ def parts(text: str, names: Iterable[str]) -> tuple[str, list[tuple[str, str]]]:
         return text, []
     ends = [*(head.start() for head in found[1:]), len(text)]
     return text[: found[0].start()].strip(), [
-        (head[1], text[head.end() : end].strip()) for head, end in zip(found, ends)
+        (head[1], text[head.end() : end].strip().rstrip(";")) for head, end in zip(found, ends)
     ]
 
 
