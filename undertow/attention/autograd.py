@@ -14,7 +14,7 @@ from undertow.attention import operators
 from undertow.attention.checks import check_max_seqlen
 from undertow.attention.dispatch import choose, is_strict, run_backward
 from undertow.attention.forward import run_forward
-from undertow.attention.problem import Gradients, Inputs, Problem, sequences_from, settings_from
+from undertow.attention.problem import Gradients, Inputs, Problem, require_tensors, sequences_from, settings_from
 from undertow.kernels.sm100.tensors import Sequences
 
 _PLAIN = (Tensor, torch.nn.Parameter)  # tensors without a dispatcher of their own
@@ -45,7 +45,7 @@ class Request:
     def parts(self, q: Tensor) -> dict[str, Any]:
         """The arguments of `Inputs` besides q, k, v."""
         settings = settings_from(
-            q.shape[-1] if isinstance(q, Tensor) and q.dim() else 1,
+            q.shape[-1] if q.dim() else 1,
             self.softmax_scale,
             self.causal,
             self.window_size,
@@ -76,13 +76,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, T
 
     Raises: AttentionInputError; BackendError if a backend asked for by name, or strict mode, cannot compute gradients.
     """
+    require_tensors(q=q, k=k, v=v)
     if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not _are_plain(q, k, v):
         return torch.ops.undertow.forward(q, k, v, *request.options())
     q, k, v = operators.autocast(q, k, v)
     call = request.inputs(q, k, v)
     check_max_seqlen(call, *request.max_seqlen)
     sink = request.sink
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sink)):
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (q, k, v, sink)):
         return _Attention.apply(q, k, v, sink, call, request)  # pyright: ignore[reportReturnType]
     out, lse = run_forward(call)
     return out, lse
@@ -98,8 +99,8 @@ def differentiate(problem: Problem, request: Request) -> Gradients:
     return run_backward(problem, request.backend, request.strict)
 
 
-def _are_plain(*tensors: Any) -> bool:
-    return all(type(x) in _PLAIN or not isinstance(x, Tensor) for x in tensors)
+def _are_plain(*tensors: Tensor) -> bool:
+    return all(type(x) in _PLAIN for x in tensors)
 
 
 class _Attention(torch.autograd.Function):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from undertow.attention.problem import DEVICES, DTYPES, AttentionInputError, Inputs, Problem
+from undertow.attention.problem import DEVICES, DTYPES, AttentionInputError, Inputs, Problem, require_tensors
 from undertow.kernels.sm100.tensors import Sequences
 
 
@@ -17,10 +17,9 @@ def check(call: Inputs) -> None:
 
     Raises: AttentionInputError naming the first tensor that is wrong.
     """
+    require_tensors(q=call.q, k=call.k, v=call.v)
     axes = ("batch", "seqlen", "heads", "head_dim") if call.sequences is None else ("rows", "heads", "head_dim")
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
-        if not isinstance(x, Tensor):
-            raise AttentionInputError(f"{name} is a {type(x).__name__}: must be a tensor")
         if x.dim() != len(axes):
             raise AttentionInputError(f"{name} has shape {tuple(x.shape)}: must be ({', '.join(axes)})")
     q, k = call.q, call.k
@@ -51,8 +50,7 @@ def check(call: Inputs) -> None:
 
 
 def _check_one(name: str, x: Any, shape: tuple[int, ...], dtype: torch.dtype, q: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise AttentionInputError(f"{name} is a {type(x).__name__}: must be a tensor")
+    require_tensors(**{name: x})
     if tuple(x.shape) != shape:
         raise AttentionInputError(f"{name} has shape {tuple(x.shape)}: must be {shape} beside q of {tuple(q.shape)}")
     if x.dtype != dtype:

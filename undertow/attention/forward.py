@@ -122,7 +122,7 @@ def _by_flash_attn_4(call: Inputs) -> Forward:
     if clears_itself:  # rows that no sequence uses are not written
         given["out"] = q.new_zeros(q.shape)
         given["lse"] = q.new_full(call.lse_shape, -math.inf, dtype=torch.float32)
-    with torch.cuda.device(q.device):
+    with libraries.guarded(q):
         # its arity grew over the releases: (out, lse), and later three more
         out, lse = module._flash_attn_fwd(q, k, v, **libraries.options_of(call), **given)[:2]
     return Forward(out, lse) if clears_itself or call.sequences is None else _cleared(call, out, lse)
@@ -132,7 +132,7 @@ def _by_torch(call: Inputs) -> Forward:
     sequences = call.sequences
     q, k, v = (libraries.readable(x) for x in (call.q, call.k, call.v))
     left, right = libraries.window_of_torch(call)
-    with torch.cuda.device(q.device):
+    with libraries.guarded(q):
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             q,
             k,

@@ -5,6 +5,7 @@ Each says first, by name, what it cannot do. What a library would answer wrongly
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -39,6 +40,11 @@ def _parameters(name: str) -> frozenset[str]:
 def flash_attn_4_writes_into_given() -> bool:
     """Whether its forward pass takes tensors to write to."""
     return {"out", "lse"} <= _parameters("_flash_attn_fwd")
+
+
+def guarded(x: Tensor) -> contextlib.AbstractContextManager:
+    """Make the device of `x` current: libraries launch there."""
+    return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
 def readable(x: Tensor) -> Tensor:
@@ -94,7 +100,7 @@ def flash_attn_4(problem: Problem) -> Gradients:
     """Gradients by flash-attn-4's kernels."""
     module = flash_attn_4_module()
     assert isinstance(module, ModuleType)
-    with torch.cuda.device(problem.q.device):
+    with guarded(problem.q):
         results = module._flash_attn_bwd(
             *(readable(x) for x in (problem.q, problem.k, problem.v, problem.out, problem.dout)),
             problem.lse.contiguous(),
@@ -145,7 +151,7 @@ def torch_flash(problem: Problem) -> Gradients:
     q, sequences = problem.q, problem.sequences
     left, right = window_of_torch(problem)
     # nobody's maximum is trusted: all rows are a bound of every sequence that costs blocks which end at once
-    with torch.cuda.device(q.device):
+    with guarded(q):
         results = torch.ops.aten._flash_attention_backward(
             *(readable(x) for x in (problem.dout, q, problem.k, problem.v, problem.out)),
             problem.lse.contiguous(),

@@ -137,7 +137,7 @@ def settings_from(
         if not isinstance(value, bool):
             raise AttentionInputError(f"{name}={value!r}: must be True or False")
     if softmax_scale is None:
-        softmax_scale = 1.0 / math.sqrt(head_dim) if head_dim else 1.0
+        softmax_scale = head_dim**-0.5 if head_dim else 1.0
     return Settings(
         _number("softmax_scale", softmax_scale), causal, _window(window_size), _softcap(softcap), deterministic
     )
@@ -171,6 +171,13 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
             raise AttentionInputError(f"window_size: {side}={bound!r}: must be an integer or None")
     left, right = (None if bound == UNBOUNDED else bound for bound in window_size)
     return left, right
+
+
+def require_tensors(**given: object) -> None:
+    """Raises: AttentionInputError naming the first that is no tensor."""
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            raise AttentionInputError(f"{name} is a {type(x).__name__}: must be a tensor")
 
 
 def sequences_from(**given: Tensor | None) -> Sequences:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from undertow.attention.autograd import Request, attend, differentiate
 from undertow.attention.explanation import Explanation, explanation_of
-from undertow.attention.problem import AttentionInputError, Problem
+from undertow.attention.problem import Problem, require_tensors
 
 Window = tuple[int | None, int | None]
 
@@ -151,6 +151,7 @@ def attention_backward(
         backend,
         strict,
     )
+    require_tensors(q=q, k=k, v=v)
     problem = Problem(q, k, v, out=out, lse=lse, dout=dout, dlse=dlse, **request.parts(q))
     gradients = differentiate(problem, request)
     return tuple(grad for grad in gradients if grad is not None)
@@ -190,8 +191,7 @@ def explain(
         packing if any(x is not None for x in packing.values()) else None,
         backend=backend,
     )
-    if not isinstance(q, Tensor):
-        raise AttentionInputError(f"q is a {type(q).__name__}: must be a tensor")
+    require_tensors(q=q, k=k, v=v)
     return explanation_of(request.inputs(q, k, v), backend, return_lse)
 
 

@@ -111,8 +111,7 @@ def devices() -> Iterator[Finding]:
 
 def _driver() -> tuple[str, str]:
     try:
-        from cuda.bindings import driver
-
+        driver = importlib.import_module("cuda.bindings.driver")
         error, version = driver.cuDriverGetVersion()
         if error != driver.CUresult.CUDA_SUCCESS:
             return NOTE, f"does not answer: {error}"

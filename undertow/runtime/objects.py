@@ -51,8 +51,9 @@ def is_compiled(architecture: Architecture, variant: Any) -> bool:
     """Whether `load` would answer without the compiler."""
     if is_loaded(architecture, variant):
         return True
-    name, build = _name(architecture, variant), _build(architecture, variant)
-    return cache.look_up(name, object_key(name, architecture.target, variant, build)) is not None
+    name = _name(architecture, variant)
+    key = object_key(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
+    return cache.look_up(name, key) is not None
 
 
 def precompile(architecture: Architecture, variant: Any) -> cache.Entry:
@@ -61,7 +62,7 @@ def precompile(architecture: Architecture, variant: Any) -> cache.Entry:
     Raises: CompileError, CacheError.
     """
     name = _name(architecture, variant)
-    return compile_object(name, architecture.target, variant, _build(architecture, variant))
+    return compile_object(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
 
 
 def forget() -> None:
@@ -95,14 +96,15 @@ def _function(architecture: Architecture, variant: Any) -> Callable[..., None]:
 
 def _function_of(entry: cache.Entry) -> Callable[..., None]:
     if entry.folder is not None:
-        return _load_object(entry.folder / OBJECT)
+        return load_object(entry.folder / OBJECT)
     with tempfile.TemporaryDirectory(prefix="undertow-object-") as folder:  # the disk could not keep it
         path = Path(folder) / OBJECT
         path.write_bytes(entry.files[OBJECT])
-        return _load_object(path)
+        return load_object(path)
 
 
-def _load_object(path: Path) -> Callable[..., None]:
+def load_object(path: Path) -> Callable[..., None]:
+    """Return the function of an object file; neither a driver nor a GPU is needed yet."""
     import cutlass.cute as cute
 
     return getattr(cute.runtime.load_module(str(path), enable_tvm_ffi=True), FUNCTION)

@@ -122,6 +122,6 @@ def arguments(tensors: BackwardTensors, workspace: torch.Tensor, numbers: tuple)
             (packing.cu_seqlens_q, packing.seqused_q),
             (packing.cu_seqlens_k, packing.seqused_k),
         )
-        packings = tuple((cu, cu[:0] if used is None else used) for cu, used in sides)
+        packings = tuple((cu, cu.narrow(0, 0, 0) if used is None else used) for cu, used in sides)
     reads = (t.q, t.k, t.v, t.out, t.dout, t.lse, t.dlse, t.sink, packings)
     return workspace, reads, (t.dq, t.dk, t.dv, t.dsink), numbers

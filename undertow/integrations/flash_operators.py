@@ -1,0 +1,196 @@
+"""torch's flash attention operators on our backward pass, and on flash-attn-4's forward pass where there is one.
+
+The ring of torch's context parallelism, `varlen_attn` and scaled_dot_product_attention all end in these operators. The
+LSE that they pass is trusted, because in a ring it belongs to more keys than the call holds. Gradients have the strides
+that the operators' meta kernels promise, those of `empty_like`: a compiled graph relies on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from undertow.attention import libraries
+from undertow.attention.checks import check_max_seqlen
+from undertow.attention.dispatch import choose, run_backward
+from undertow.attention.problem import AttentionInputError, BackendError, Inputs, Problem, Settings, settings_from
+from undertow.integrations.fallback import fall_back, reasons
+from undertow.integrations.operators import Call, Kernel, Operator
+from undertow.kernels.sm100.tensors import Sequences
+
+FORWARDS = ("auto", "torch", "flash-attn-4")
+
+ROWS = {"query", "key", "value", "is_causal", "dropout_p", "scale"}
+SAVED = {"grad_out", "out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q", "max_k"}
+RANDOM = {"philox_seed", "philox_offset", "rng_state", "unused"}  # read by dropout only
+WINDOW = {"window_size_left", "window_size_right"}
+FLAGS = {"return_debug_mask"}
+VARLEN = {"cum_seq_q", "cum_seq_k", "max_q", "max_k"}
+
+SDPA_BACKWARD = Operator("_scaled_dot_product_flash_attention_backward", ROWS | SAVED | RANDOM)
+FLASH_BACKWARD = Operator("_flash_attention_backward", ROWS | SAVED | RANDOM | WINDOW)
+SDPA_FORWARD = Operator("_scaled_dot_product_flash_attention", ROWS | FLAGS)
+FLASH_FORWARD = Operator("_flash_attention_forward", ROWS | VARLEN | WINDOW | FLAGS)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the operators are taken over.
+
+    forward: who computes the forward pass; "auto" is flash-attn-4 where it is installed and able, else torch.
+    strict: raise where our kernels do not compute; None: as the environment says. backend: as for `run_backward`.
+    dispatch_key: the kind of tensors; CPU, for which torch has no such operators, is for tests.
+    """
+
+    forward: str = "auto"
+    strict: bool | None = None
+    backend: str = "auto"
+    dispatch_key: str = "CUDA"
+
+    def __post_init__(self) -> None:
+        if self.forward not in FORWARDS:
+            raise AttentionInputError(f"forward={self.forward!r}: must be one of {', '.join(FORWARDS)}")
+
+
+def kernels(options: Options) -> dict[Operator, Kernel]:
+    """What takes each operator over."""
+    table: dict[Operator, Kernel] = {
+        SDPA_BACKWARD: lambda call: _backward(call, _sdpa_problem, options),
+        FLASH_BACKWARD: lambda call: _backward(call, _flash_problem, options),
+    }
+    if options.forward != "torch":
+        table[SDPA_FORWARD] = lambda call: _sdpa_forward(call, options)
+        table[FLASH_FORWARD] = lambda call: _flash_forward(call, options)
+    return table
+
+
+def _backward(call: Call, read: Callable[[Call], tuple[Problem, bool]], options: Options) -> Sequence[Tensor]:
+    """Gradients of q, k, v as the operator returns them: ours, flash-attn-4's where it made the forward, or torch's."""
+    try:
+        _refuse(call)
+        problem, swapped = read(call)
+        choice = choose(problem, options.backend)
+    except (AttentionInputError, BackendError) as error:
+        fall_back(str(call.operator), str(error), options.strict)
+        return call.as_before()
+    if choice.is_fallback and (choice.backend != "flash-attn-4" or options.forward == "torch"):
+        fall_back(str(call.operator), reasons(choice), options.strict)
+        return call.as_before()
+    grads = run_backward(problem, options.backend, options.strict)[:3]
+    return tuple(
+        _in_promised_strides(grad.transpose(1, 2) if swapped else grad, call[name])
+        for grad, name in zip(grads, ("query", "key", "value"))
+    )
+
+
+def _refuse(call: Call) -> None:
+    if call["dropout_p"] != 0.0:
+        raise AttentionInputError(f"dropout_p={call['dropout_p']}: must be 0")
+    if call.has("return_debug_mask") and call["return_debug_mask"]:
+        raise AttentionInputError("return_debug_mask=True: must be False")
+    given = call.given(call.operator.foreign)
+    if given:
+        raise AttentionInputError(f"{given[0]} is given: must be left at its default")
+
+
+def _sdpa_problem(call: Call) -> tuple[Problem, bool]:
+    """The call with heads and rows in our order, which is the other one."""
+    if call["cum_seq_q"] is not None:
+        raise AttentionInputError("cum_seq_q is given: must be None for rows of one length")
+    names = ("query", "key", "value", "out", "grad_out")
+    q, k, v, out, dout = (call[name].transpose(1, 2) for name in names)
+    return Problem(q, k, v, settings=_settings(call), out=out, lse=call["logsumexp"], dout=dout), True
+
+
+def _flash_problem(call: Call) -> tuple[Problem, bool]:
+    q, k, v, out, dout = (call[name] for name in ("query", "key", "value", "out", "grad_out"))
+    settings, sequences = _settings(call), _sequences(call)
+    problem = Problem(q, k, v, settings=settings, sequences=sequences, out=out, lse=call["logsumexp"], dout=dout)
+    check_max_seqlen(problem, call["max_q"], call["max_k"])
+    return problem, False
+
+
+def _settings(call: Call) -> Settings:
+    """Of a call with window bounds, in which every negative number says that there is none."""
+    bounds = (call[name] if call.has(name) else None for name in sorted(WINDOW))
+    left, right = (None if bound is None or bound < 0 else int(bound) for bound in bounds)
+    return settings_from(call["query"].shape[-1], call["scale"], call["is_causal"], (left, right))
+
+
+def _sequences(call: Call) -> Sequences | None:
+    names = ("cum_seq_q", "cum_seq_k")
+    missing = [name for name in names if call[name] is None]
+    if len(missing) == 1:
+        raise AttentionInputError(f"{missing[0]} is None: must be given beside the other")
+    return None if missing else Sequences(*(call[name] for name in names))
+
+
+def _in_promised_strides(grad: Tensor, x: Tensor) -> Tensor:
+    """`grad` as `empty_like(x)` lies in memory; if x is dense, that is as x does."""
+    if grad.stride() == x.stride():
+        return grad
+    promised = torch.empty_like(x)
+    return grad if grad.stride() == promised.stride() else promised.copy_(grad)
+
+
+def _sdpa_forward(call: Call, options: Options) -> Sequence[Any]:
+    query, key = call["query"], call["key"]
+    if not _flash_attn_4_is_able(call, _sdpa_inputs, options):
+        return call.as_before()
+    out = torch.empty_like(query)
+    lse = _flash_attn_4(_sdpa_inputs(call), {}, out.transpose(1, 2))
+    seed, offset, debug_mask = _without_dropout(query)
+    return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug_mask
+
+
+def _flash_forward(call: Call, options: Options) -> Sequence[Any]:
+    if not _flash_attn_4_is_able(call, _flash_inputs, options):
+        return call.as_before()
+    out = torch.empty_like(call["query"])
+    longest = {f"max_seqlen_{side}": int(call[f"max_{side}"]) for side in ("q", "k")}
+    inputs = _flash_inputs(call)
+    lse = _flash_attn_4(inputs, {} if inputs.sequences is None else longest, out)
+    return out, lse, *_without_dropout(out)
+
+
+def _sdpa_inputs(call: Call) -> Inputs:
+    q, k, v = (call[name].transpose(1, 2) for name in ("query", "key", "value"))
+    return Inputs(q, k, v, settings=_settings(call))
+
+
+def _flash_inputs(call: Call) -> Inputs:
+    q, k, v = (call[name] for name in ("query", "key", "value"))
+    return Inputs(q, k, v, settings=_settings(call), sequences=_sequences(call))
+
+
+def _flash_attn_4_is_able(call: Call, read: Callable[[Call], Inputs], options: Options) -> bool:
+    try:
+        _refuse(call)
+        reason = libraries.outside_flash_attn_4(read(call))
+    except AttentionInputError as error:
+        reason = str(error)
+    if reason is not None and options.forward == "flash-attn-4":
+        fall_back(str(call.operator), reason, options.strict)
+    return reason is None
+
+
+def _flash_attn_4(inputs: Inputs, longest: dict[str, int], out: Tensor) -> Tensor:
+    """LSE, once flash-attn-4 has written `out`."""
+    module = libraries.flash_attn_4_module()
+    assert isinstance(module, ModuleType)
+    rows = inputs.q, inputs.k, inputs.v
+    with torch.cuda.device_of(out):  # torch sets the device for its own kernels only
+        results = module._flash_attn_fwd(*rows, **libraries.options_of(inputs), **longest, return_lse=True, out=out)
+    return results[1].contiguous()  # what follows differs from release to release
+
+
+def _without_dropout(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Random state that nobody reads, and an empty mask of what was dropped."""
+    seed = torch.zeros(2, dtype=torch.uint64, device=like.device)
+    offset = torch.zeros((), dtype=torch.uint64, device=like.device)
+    return seed, offset, like.new_empty(0)
