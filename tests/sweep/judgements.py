@@ -14,7 +14,19 @@ BY_NAME = {cell.name: cell for cell in CELLS}
 CELL = BY_NAME["mha-dense-512-bf16"]
 DETERMINISTIC = BY_NAME["mha-dense-512-bf16-deterministic"]
 SECONDS = {"elapsed": 2.0, "processor": 1.5}
-RIGHT = Measured("split", "compiled", (1e-3, 2e-3, 3e-3), "", 4, 0.0, {"mma": 160.0}, "fixed order, eager", [], None)
+RIGHT = Measured(
+    schedule="split",
+    backend="compiled",
+    errors=(1e-3, 2e-3, 3e-3),
+    complaint="",
+    tiles=4,
+    compute_barriers_per_tile=0.0,
+    instructions={"mma": 160.0},
+    in_loops={"mma": 120.0},
+    setting="fixed order, eager",
+    findings=[],
+    bits=None,
+)
 FINDING = {"kernel": "main", "rule": "race", "message": "two warps, one cell"}
 
 

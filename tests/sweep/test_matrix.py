@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -65,6 +66,8 @@ def test_scaling_keeps_the_ratio_of_heads_and_the_kind(cell):
     assert full.packed == scaled.packed == (cell.kind == "varlen")
     assert (full.window == (None, None)) == (scaled.window == (None, None)) == (cell.kind != "local")
     assert (full.window[1] == 0) == (scaled.window[1] == 0)
+    assert replace(scaled, heads=None) == replace(cell.watched, heads=None)
+    assert cell.watched.heads.q // cell.watched.heads.kv == min(4, full.heads.q // full.heads.kv)
     assert len(set(scaled.lengths)) == (4 if scaled.packed else 1)
     assert 1 <= -(-max(scaled.lengths) // 128) <= 4
 

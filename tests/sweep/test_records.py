@@ -15,19 +15,20 @@ from undertow.sweep.records import RecordError, RecordFile
 
 def test_a_line_is_the_contract(tmp_path):
     path = tmp_path / "sweep.jsonl"
-    RecordFile(path).append(record_of(RIGHT))
+    RecordFile(path).append(record_of(RIGHT, cell=BY_NAME["mqa-local-causal-2k-bf16"]))
     (line,) = path.read_text().splitlines()
     values = json.loads(line)
     versions = values.pop("versions")
     assert set(versions) == {"undertow", "python", "nvidia-cutlass-dsl", "numpy", "torch"}
     assert len(values.pop("sources")) == 16
     assert values == {
-        "cell": "mha-dense-512-bf16",
+        "cell": "mqa-local-causal-2k-bf16",
         "ok": True,
         "complaints": [],
         "broken": False,
         "seconds": {"elapsed": 2.0, "processor": 1.5},
-        "size": {"heads": {"q": 2, "kv": 2}, "lengths": [128, 128], "packed": False, "window": [None, None]},
+        "size": {"heads": {"q": 32, "kv": 1}, "lengths": [200], "packed": False, "window": [180, 0]},
+        "watched": {"heads": {"q": 4, "kv": 1}, "lengths": [200], "packed": False, "window": [180, 0]},
         "ideal": {"dq": 1e-3, "dk": 2e-3, "dv": 2e-3},
         "errors": {"dq": 1e-3, "dk": 2e-3, "dv": 3e-3},
         "ratio": 1.5,
@@ -39,6 +40,7 @@ def test_a_line_is_the_contract(tmp_path):
                 "tiles": 4,
                 "compute_barriers": 0.0,
                 "instructions": {"mma": 160.0},
+                "in_loops": {"mma": 120.0},
                 "backend": "compiled",
                 "setting": "fixed order, eager",
                 "bits": None,
@@ -51,8 +53,6 @@ def test_errors_are_the_largest_of_the_schedules_and_a_ratio_needs_an_ideal_abov
     record = record_of(RIGHT, measured(schedule="slots", errors=(4e-3, 1e-3, 1e-3)))
     assert record.errors == {"dq": 4e-3, "dk": 2e-3, "dv": 3e-3}
     assert record.ratio == 4.0
-    noise = replace(record_of(RIGHT), cell=CELL.name)
-    assert noise.ratio == 1.5
     all_noise = records.record(CELL, records.Judged((0.0, 0.0, 0.0), (1e-7,) * 3, [RIGHT]), SECONDS)
     assert all_noise.ratio is None and all_noise.ok
 
