@@ -122,7 +122,7 @@ def test_wrong_numbers_are_a_complaint(monkeypatch):
 
 @pytest.mark.parametrize("heads", [Heads(1, 1), Heads(2, 1)])
 def test_instructions_in_loops_are_those_of_a_tile(heads):
-    """Without a mask all trips of the tile loop are alike: what a compute warp does in loops is proportional to them."""
+    """Without a mask all trips are alike: what a compute warp does in loops is proportional to them."""
     costs = []
     for length in (256, 512):
         batch = batch_of(Size(heads, (length,)), "bf16", causal=False)
