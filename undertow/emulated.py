@@ -65,7 +65,7 @@ class EmulatedBackward:
         return executed / max(1, self.tile_iterations)
 
 
-@functools.lru_cache(maxsize=16)  # decoding takes longer than running a small batch; four schedules have six kernels
+@functools.lru_cache(maxsize=128)  # decoding takes longer than running a small batch; `undertow sweep` has 96 kernels
 def program(ptx: str, entry: str) -> emulator.Program:
     return emulator.load_program(ptx, entry)
 

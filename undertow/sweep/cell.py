@@ -1,7 +1,8 @@
 """What is asked of one cell: right gradients, nothing found, and bits that do not depend on an order.
 
-Every schedule runs on the same random batch. Values come from the fast back end, findings from the NumPy back end under
-all observers. Each schedule is observed in another setting, so that a cell meets every setting once.
+Every schedule runs on the same random batches. Values come from the fast back end at the scaled size, findings from the
+NumPy back end under all observers at the watched one. Each schedule is observed in another setting, so that a cell
+meets every setting once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +25,7 @@ from undertow.inputs import DTYPES, Batch, Shape, random_batch
 from undertow.kernels.sm100.launch import compile_for, launches
 from undertow.kernels.sm100.tensors import allocate_workspaces
 from undertow.reference import Gradients, Scoring, Sequences
-from undertow.sweep.instructions import Roles, per_tile
+from undertow.sweep.instructions import Roles, inside_loops, per_tile
 from undertow.sweep.matrix import Cell, Size
 from undertow.verify import Run, verify
 
@@ -44,8 +45,9 @@ class Measured:
 
     errors: relative Frobenius errors of dQ, dK, dV. complaint: what is wrong with them, or why the machine refused to
     go on; empty if all is well. tiles: trips of the main kernel's tile loop.
-    instructions: of each role, warp instructions in loops of the main kernel per trip of its tile loop; None if a run
-    was stopped. setting: in which it was observed. findings: kernel, rule and message of each.
+    instructions, in_loops: of each role, warp instructions of the main kernel per trip of the tile loop: all, and those
+    in loops; None if a run was stopped.
+    setting: in which it was observed. findings: kernel, rule and message of each.
     bits: digest of dQ, of its float32 sums, of dK and of dV under each order, of a deterministic cell.
     """
 
@@ -56,6 +58,7 @@ class Measured:
     tiles: int | None
     compute_barriers_per_tile: float | None
     instructions: dict[str, float] | None
+    in_loops: dict[str, float] | None
     setting: str
     findings: list[dict[str, str]]
     bits: list[str] | None
@@ -82,40 +85,48 @@ def batch_of(size: Size, dtype: str, causal: bool, seed: int = 0) -> Batch:
 
 
 def judge(cell: Cell, schedules: Sequence[str]) -> Judged:
-    """Run a cell at its scaled size; the name is the seed of its numbers.
+    """Run a cell in emulation; its name is the seed of its numbers.
 
     Raises: CompileError, UnsupportedPtx, LaunchError for a kernel that cannot be run at all.
     """
-    batch = batch_of(cell.scaled, cell.dtype, cell.causal, zlib.crc32(cell.name.encode()))
+    seed = zlib.crc32(cell.name.encode())
+    batch, watched = (batch_of(size, cell.dtype, cell.causal, seed) for size in (cell.scaled, cell.watched))
 
     def backward(given: Batch, schedule: str) -> emulated.EmulatedBackward:
         return emulated.backward(given, schedule=schedule, deterministic=cell.deterministic, options=FAST)
 
     runs = list(verify(batch, schedules, backward))
-    measured = [_measured(cell, batch, run, OBSERVED[turn % len(OBSERVED)]) for turn, run in enumerate(runs)]
-    measure = runs[0].measure
-    return Judged(measure.ideal, measure.floor, measured)
+    measured = []
+    for turn, run in enumerate(runs):
+        bits, stopped = _all_bits(batch, run.schedule) if cell.deterministic and run.executed else (None, "")
+        done = _measured(run, watched, cell.deterministic, OBSERVED[turn % len(OBSERVED)])
+        complaint = "; ".join(filter(None, (done.complaint, stopped)))
+        measured.append(replace(done, bits=bits, complaint=complaint))
+    return Judged(runs[0].measure.ideal, runs[0].measure.floor, measured)
 
 
-def _measured(cell: Cell, batch: Batch, run: Run, options: emulator.Options) -> Measured:
+def _measured(run: Run, watched: Batch, deterministic: bool, options: emulator.Options) -> Measured:
+    """What there is to say of a run but for its bits; `watched` is run under the observers."""
     done = run.executed
     roles = Roles()
-    findings, program = _observed(batch, run.schedule, cell.deterministic, options, roles)
-    instructions = None
+    findings, program = _observed(watched, run.schedule, deterministic, options, roles)
+    instructions = in_loops = None
     if isinstance(done, emulated.EmulatedBackward) and program is not None:
-        instructions = per_tile(program, done.results["main"].executions, roles, done.tile_iterations)
-    bits, stopped = _all_bits(batch, run.schedule) if cell.deterministic and done is not None else (None, "")
+        executions = done.results["main"].executions
+        instructions = per_tile(executions, roles, done.tile_iterations)
+        in_loops = per_tile(executions * inside_loops(program), roles, done.tile_iterations)
     return Measured(
         run.schedule,
         None if done is None else done.backend,
         run.errors,
-        "; ".join(filter(None, (run.complaint, stopped))),
+        run.complaint,
         None if done is None else done.tile_iterations,
         None if done is None else done.compute_barriers_per_tile,
         instructions,
+        in_loops,
         setting_name(options),
         findings,
-        bits,
+        None,
     )
 
 

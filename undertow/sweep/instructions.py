@@ -1,4 +1,4 @@
-"""What a tile costs in instructions: counted in the loops of a kernel, and given to the roles that execute them."""
+"""What a tile costs in instructions: executions of a kernel, given to the roles that execute them."""
 
 from __future__ import annotations
 
@@ -40,17 +40,21 @@ class Roles:
         return []
 
 
-def per_tile(program: Program, executions: np.ndarray, roles: Roles, tiles: int) -> dict[str, float]:
-    """Warp instructions of each role in loops, divided by the trips of the tile loop.
+def per_tile(executions: np.ndarray, roles: Roles, tiles: int) -> dict[str, float]:
+    """Warp instructions of each role, divided by the trips of the tile loop.
 
-    executions: of `emulator.Result`, from a run like the one that `roles` has seen. What is done once for a CTA, and so
-    is in no loop, is left out; what is in the loop over the heads of a group, but not in the one over tiles, is in.
+    executions: of `emulator.Result`, from a run like the one that `roles` has seen.
     """
+    everybody = np.maximum(sum(roles.seen.values()), 1)
+    return {
+        name: round(float((executions * seen / everybody).sum()) / max(1, tiles), 2)
+        for name, seen in roles.seen.items()
+    }
+
+
+def inside_loops(program: Program) -> np.ndarray:
+    """Which PTX instructions are in a loop, over tiles or over heads, and so not done once for a CTA."""
     inside = np.zeros(len(program.code), bool)
     for loop in loops_of(program):
         inside[loop.start : loop.stop] = True
-    everybody = np.maximum(sum(roles.seen.values()), 1)
-    return {
-        name: round(float((executions * inside * seen / everybody).sum()) / max(1, tiles), 2)
-        for name, seen in roles.seen.items()
-    }
+    return inside

@@ -15,8 +15,10 @@ our choice of 62, not theirs:
 In the last two lines layout, dtype and causality turn with the length, with periods of 3, 2 and 4: every layout comes
 with every dtype, and every dtype with and without a causal mask.
 
-A cell has two sizes. `full` is for a GPU: 64k tokens, 32 query heads. `scaled` is for the emulator: the same ratio of
-heads, one to four tiles of 128 rows, with and without a partial last tile, no two lengths alike.
+A cell has three sizes. `full` is for a GPU: 64k tokens, 32 query heads. `scaled` is for the emulator: the same ratio of
+heads, one to four tiles of 128 rows, with and without a partial last tile, no two lengths alike. `watched` is the same
+for the emulator under observers, which take 50 times as long, with at most four query heads to a key/value head: a CTA
+does them one after another, and the fifth like the fourth.
 """
 
 from __future__ import annotations
@@ -39,16 +41,17 @@ class Heads(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """One way to share keys and values between query heads, at both sizes."""
+    """One way to share keys and values between query heads, at all sizes."""
 
     full: Heads
     scaled: Heads
+    watched: Heads
 
 
 LAYOUTS = {
-    "mha": Layout(Heads(32, 32), Heads(2, 2)),
-    "gqa": Layout(Heads(32, 8), Heads(8, 2)),
-    "mqa": Layout(Heads(32, 1), Heads(32, 1)),
+    "mha": Layout(Heads(32, 32), Heads(2, 2), Heads(2, 2)),
+    "gqa": Layout(Heads(32, 8), Heads(8, 2), Heads(8, 2)),
+    "mqa": Layout(Heads(32, 1), Heads(32, 1), Heads(4, 1)),
 }
 SCALED = {  # seqlen: batch and length in emulation
     512: (2, 128),
@@ -114,8 +117,12 @@ class Cell:
     @property
     def scaled(self) -> Size:
         """For the emulator."""
-        batch, seqlen = SCALED[self.seqlen]
-        return self._size(LAYOUTS[self.layout].scaled, batch, seqlen, SCALED_WINDOW)
+        return self._size(LAYOUTS[self.layout].scaled, *SCALED[self.seqlen], SCALED_WINDOW)
+
+    @property
+    def watched(self) -> Size:
+        """For the emulator under observers."""
+        return self._size(LAYOUTS[self.layout].watched, *SCALED[self.seqlen], SCALED_WINDOW)
 
     def _size(self, heads: Heads, batch: int, seqlen: int, window: int) -> Size:
         if self.kind == "varlen":

@@ -19,7 +19,7 @@ from typing import Any
 import undertow
 from undertow.reference import Gradients
 from undertow.sweep.cell import Judged, Measured
-from undertow.sweep.matrix import Cell
+from undertow.sweep.matrix import Cell, Size
 
 PACKAGE = Path(undertow.__file__).parent
 SOURCES = (".py", ".cpp", ".hpp")
@@ -36,12 +36,13 @@ class Record:
     """What a sweep knows of one cell: the fields are the keys of its line.
 
     cell: its name. ok: gradients within their budgets, nothing found, and if deterministic always the same bits.
-    complaints: why it is not; broken: because it could not be judged. size: heads, lengths, window as it was run.
+    complaints: why it is not; broken: because it could not be judged. size, watched: heads, lengths, window as it was
+    run, and under the observers.
     ideal, errors: relative Frobenius errors of the ideal pipeline, and the largest of any schedule.
     ratio: the largest error over its ideal, of those whose ideal is above float32 noise.
     findings: of the observers, with schedule, kernel, rule, message and setting.
-    schedules: by name, errors, ratio, tiles (trips of the tile loop), compute_barriers and instructions (of each role,
-    warp instructions in loops) per tile, back end, setting of the observed run, and the bits under each order.
+    schedules: by name, errors, ratio, tiles (trips of the tile loop), per tile compute_barriers and of each role the
+    warp instructions, all and those in_loops; back end, setting of the observed run, and the bits under each order.
     seconds: elapsed, and of the processor. sources: fingerprint.
     """
 
@@ -53,6 +54,7 @@ class Record:
     seconds: dict[str, float]
     broken: bool = False
     size: dict[str, Any] | None = None
+    watched: dict[str, Any] | None = None
     ideal: dict[str, float | None] | None = None
     errors: dict[str, float | None] | None = None
     ratio: float | None = None
@@ -77,7 +79,8 @@ def record(cell: Cell, judged: Judged, seconds: dict[str, float]) -> Record:
         fingerprint(),
         versions(),
         seconds,
-        size=asdict(cell.scaled) | {"heads": cell.scaled.heads._asdict()},
+        size=_described(cell.scaled),
+        watched=_described(cell.watched),
         ideal=_named(judged.ideal),
         errors=_named([_largest(column) for column in zip(*errors)]) if errors else None,
         ratio=max(ratios, default=None),
@@ -119,10 +122,16 @@ def _told(judged: Judged, measured: Measured) -> dict[str, Any]:
         "tiles": measured.tiles,
         "compute_barriers": measured.compute_barriers_per_tile,
         "instructions": measured.instructions,
+        "in_loops": measured.in_loops,
         "backend": measured.backend,
         "setting": measured.setting,
         "bits": measured.bits,
     }
+
+
+def _described(size: Size) -> dict[str, Any]:
+    lengths, window = list(size.lengths), list(size.window)
+    return {"heads": size.heads._asdict(), "lengths": lengths, "packed": size.packed, "window": window}
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -99,7 +99,7 @@ def sweep(
 
 def work(cell: Cell) -> int:
     """Tiles that a cell would have without a mask: what its time is about proportional to."""
-    size = cell.scaled
+    size = cell.watched
     return size.heads.q * sum((-(-length // 128)) ** 2 for length in size.lengths)
 
 
