@@ -44,7 +44,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
     "__main__": ({"cli"}, set()),
-    "": ({"attention"}, set()),  # undertow/__init__.py, and only when a name of it is asked for
+    "": ({"attention", "integrations"}, set()),  # undertow/__init__.py, and only when a name of it is asked for
 }
 FREE = {"commands"}  # a command may import any room; no room may import a command but cli, by name
 
