@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from undertow import health
 from undertow.cli import main
 from undertow.kernels import compile as compiling
 from undertow.plan.schema import DType
-from undertow.runtime import ahead, health, objects
+from undertow.runtime import ahead, objects
 from undertow.runtime.architectures import ARCHITECTURES
 
 SM100 = ARCHITECTURES["sm100"]
@@ -90,7 +91,7 @@ def with_versions(monkeypatch, **others: str) -> None:
     version = importlib.metadata.version
 
     def told(name: str) -> str:
-        known = others.get(name.replace("-", "_"), None)
+        known = others.get(name.replace("-", "_"))
         if known == "":
             raise importlib.metadata.PackageNotFoundError(name)
         return known or version(name)

@@ -179,7 +179,7 @@ def test_masks_that_would_be_lost_are_refused():
         mask(NAME, "causal", inputs, overlay)
 
 
-TINY = {
+TINY: dict[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": HEADS,

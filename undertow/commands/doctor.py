@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from undertow import __version__
 from undertow.cli import Outcome
+from undertow.health import BAD, Finding, examine, home
 from undertow.progress import Progress
-from undertow.runtime.health import BAD, Finding, examine, home
 
 DESCRIPTION = """\
 Look at Python and the packages, releases of the compiler known to be bad, GPUs and driver, the cache of compiled

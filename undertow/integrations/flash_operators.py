@@ -18,6 +18,7 @@ from torch import Tensor
 from undertow.attention import libraries
 from undertow.attention.checks import check_max_seqlen
 from undertow.attention.dispatch import choose, run_backward
+from undertow.attention.forward import run_forward
 from undertow.attention.problem import AttentionInputError, BackendError, Inputs, Problem, Settings, settings_from
 from undertow.integrations.fallback import fall_back, reasons
 from undertow.integrations.operators import Call, Kernel, Operator
@@ -44,7 +45,8 @@ class Options:
 
     forward: who computes the forward pass; "auto" is flash-attn-4 where it is installed and able, else torch.
     strict: raise where our kernels do not compute; None: as the environment says. backend: as for `run_backward`.
-    dispatch_key: the kind of tensors; CPU, for which torch has no such operators, is for tests.
+    dispatch_key: the kind of tensors. On the CPU torch has no such operators, so there, for rehearsals without a GPU,
+    forward may be "reference", which is float64.
     """
 
     forward: str = "auto"
@@ -53,8 +55,9 @@ class Options:
     dispatch_key: str = "CUDA"
 
     def __post_init__(self) -> None:
-        if self.forward not in FORWARDS:
-            raise AttentionInputError(f"forward={self.forward!r}: must be one of {', '.join(FORWARDS)}")
+        allowed = (*FORWARDS, "reference") if self.dispatch_key == "CPU" else FORWARDS
+        if self.forward not in allowed:
+            raise AttentionInputError(f"forward={self.forward!r}: must be one of {', '.join(allowed)}")
 
 
 def kernels(options: Options) -> dict[Operator, Kernel]:
@@ -140,21 +143,23 @@ def _in_promised_strides(grad: Tensor, x: Tensor) -> Tensor:
 
 def _sdpa_forward(call: Call, options: Options) -> Sequence[Any]:
     query, key = call["query"], call["key"]
-    if not _flash_attn_4_is_able(call, _sdpa_inputs, options):
+    maker = _maker(call, _sdpa_inputs, options)
+    if maker is None:
         return call.as_before()
     out = torch.empty_like(query)
-    lse = _flash_attn_4(_sdpa_inputs(call), {}, out.transpose(1, 2))
+    lse = maker(_sdpa_inputs(call), {}, out.transpose(1, 2))
     seed, offset, debug_mask = _without_dropout(query)
     return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug_mask
 
 
 def _flash_forward(call: Call, options: Options) -> Sequence[Any]:
-    if not _flash_attn_4_is_able(call, _flash_inputs, options):
+    maker = _maker(call, _flash_inputs, options)
+    if maker is None:
         return call.as_before()
     out = torch.empty_like(call["query"])
-    longest = {f"max_seqlen_{side}": int(call[f"max_{side}"]) for side in ("q", "k")}
     inputs = _flash_inputs(call)
-    lse = _flash_attn_4(inputs, {} if inputs.sequences is None else longest, out)
+    longest = {f"max_seqlen_{side}": int(call[f"max_{side}"]) for side in ("q", "k")}
+    lse = maker(inputs, {} if inputs.sequences is None else longest, out)
     return out, lse, *_without_dropout(out)
 
 
@@ -168,15 +173,28 @@ def _flash_inputs(call: Call) -> Inputs:
     return Inputs(q, k, v, settings=_settings(call), sequences=_sequences(call))
 
 
-def _flash_attn_4_is_able(call: Call, read: Callable[[Call], Inputs], options: Options) -> bool:
+Maker = Callable[[Inputs, dict[str, int], Tensor], Tensor]  # writes out, given the longest sequences; returns LSE
+
+
+def _maker(call: Call, read: Callable[[Call], Inputs], options: Options) -> Maker | None:
+    """Who computes a forward call; None: the kernel from before."""
     try:
         _refuse(call)
-        reason = libraries.outside_flash_attn_4(read(call))
+        inputs = read(call)
+        reason = libraries.outside_flash_attn_4(inputs) if options.forward != "reference" else None
     except AttentionInputError as error:
         reason = str(error)
-    if reason is not None and options.forward == "flash-attn-4":
+    if reason is None:
+        return _reference if options.forward == "reference" else _flash_attn_4
+    if options.forward != "auto":
         fall_back(str(call.operator), reason, options.strict)
-    return reason is None
+    return None
+
+
+def _reference(inputs: Inputs, longest: dict[str, int], out: Tensor) -> Tensor:
+    forward = run_forward(inputs)
+    out.copy_(forward.out)
+    return forward.lse
 
 
 def _flash_attn_4(inputs: Inputs, longest: dict[str, int], out: Tensor) -> Tensor:

@@ -181,4 +181,4 @@ def examine() -> Iterator[Finding]:
 
 def home() -> Path:
     """Where this package lies."""
-    return Path(__file__).resolve().parents[1]
+    return Path(__file__).resolve().parent
