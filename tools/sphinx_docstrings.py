@@ -73,9 +73,9 @@ def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
         lines[:] = to_rst(lines, _names(thing))
 
 
-def process_signature(app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returns: str) -> Any:
-    """Defaults that a factory makes are no Python: write them as dots, as `autodoc-process-signature` asks."""
-    del app, what, name, thing, options
+def process_signature(*given: Any) -> tuple[str | None, str | None]:
+    """Write defaults that a factory makes, which are no Python, as dots; given as `autodoc-process-signature` says."""
+    signature, returns = given[-2:]
     return (signature.replace("<factory>", "...") if signature else signature), returns
 
 
