@@ -133,23 +133,25 @@ def test_flash_attn_4_without_results_to_write_to_is_cleared(flash_attn_4, monke
 def aten():
     """CPU kernels for torch's flash operators, computing by the reference; rows of nobody hold NaN."""
 
-    def inputs_of(q, k, v, cu_q, cu_k, causal, left, right, scale) -> Inputs:
-        settings = settings_from(64, scale, causal, (-1 if left is None else left, -1 if right is None else right))
+    def inputs_of(tensors, causal, options) -> Inputs:
+        q, k, v, cu_q, cu_k = tensors
+        window = tuple(options[f"window_size_{side}"] for side in ("left", "right"))
+        settings = settings_from(64, options["scale"], causal, window)  # pyright: ignore[reportArgumentType]
         sequences = None if cu_q is None else sequences_from(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
         return Inputs(q, k, v, settings=settings, sequences=sequences)
 
-    def forward(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, debug, *, scale=None, **more):
+    def forward(*arguments, **options):
+        *tensors, max_q, max_k, dropout, causal, _ = arguments
         assert dropout == 0 and max_q >= 5 and max_k >= 5
-        left, right = more.get("window_size_left"), more.get("window_size_right")
-        out, lse = backends_forward(inputs_of(q, k, v, cu_q, cu_k, causal, left, right, scale))
-        if cu_q is not None:
+        out, lse = backends_forward(inputs_of(tensors, causal, options))
+        if tensors[3] is not None:
             out[8:], lse[:, 8:] = torch.nan, torch.nan
         nothing = torch.empty(0)
         return out, lse, nothing, nothing.clone(), nothing.clone()
 
-    def backward(dout, q, k, v, out, lse, cu_q, cu_k, *rest, scale=None, **more):
-        left, right = more.get("window_size_left"), more.get("window_size_right")
-        call = inputs_of(q, k, v, cu_q, cu_k, rest[3], left, right, scale)
+    def backward(*arguments, **options):
+        dout, q, k, v, out, lse, cu_q, cu_k, *rest = arguments
+        call = inputs_of((q, k, v, cu_q, cu_k), rest[3], options)
         dq, dk, dv, _ = backends.by_reference(Problem(**vars(call), out=out, lse=lse, dout=dout))
         if cu_q is not None:
             dq[8:], dk[9:], dv[9:] = torch.nan, torch.nan, torch.nan
