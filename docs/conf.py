@@ -29,6 +29,8 @@ exclude_patterns = ["examples"]
 myst_enable_extensions = ["amsmath", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3  # links between pages go to headings as GitHub names them
 
+nitpicky = True
+
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings say shapes and dtypes, which types do not
 add_module_names = False

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import undertow
 from tools.sphinx_commands import help_of
 from tools.sphinx_docstrings import parts, to_rst
 from undertow.cli import COMMANDS
@@ -48,3 +51,9 @@ def test_arguments_below_a_heading_are_the_same_as_without_one():
 def test_every_command_has_a_help(name):
     text = help_of(name)
     assert text.startswith(f"usage: undertow {name} ") and "--json" in text
+
+
+@pytest.mark.parametrize("name", undertow.__all__)
+def test_what_a_user_calls_is_in_the_api(name):
+    api = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    assert f".. autofunction:: undertow.{name}\n" in api
