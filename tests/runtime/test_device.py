@@ -15,6 +15,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.runtime.calls import settings_for, tensors_for
+from undertow.kernels import compile as compiling
 from undertow.kernels.sm100.launch import LaunchInputError, Settings
 from undertow.runtime import device, objects
 from undertow.runtime.architectures import ArchitectureError
@@ -89,6 +90,12 @@ def test_the_device_of_the_tensors_decides_not_the_first_one(machine):
     assert reason == "q is on cuda:0, H200, of compute capability 9.0: the sm100 kernels need 10.0"
     machine.devices.reverse()
     assert device.unsupported("sm100", fakes(where="cuda:0")) is None
+
+
+def test_a_compiler_that_is_known_to_be_bad_leaves_the_call_to_others(machine, monkeypatch):
+    """Public case K07: told before anything hangs, so that a dispatcher can fall back."""
+    monkeypatch.setattr(compiling, "toolchain_version", lambda package: "4.6.1")
+    assert "nvidia-cutlass-dsl 4.6.1 is installed" in (device.unsupported("sm100", fakes()) or "")
 
 
 def test_the_launch_happens_on_the_device_of_the_tensors(machine):

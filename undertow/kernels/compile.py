@@ -31,8 +31,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 _KEY_FOLDERS = ("kernels", "plan")  # a change of any source file in them invalidates every cached kernel
 COMPILER = "nvidia-cutlass-dsl"
 BAD_RELEASES = {  # release: what it does; refused by name
-    "4.6.0": "it never returns from compiling backward kernels of head dim 64 (flash-attention issue 2797)",
-    "4.6.1": "it never returns from compiling backward kernels of head dim 64 (flash-attention issue 2797)",
+    "4.6.0": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
+    "4.6.1": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
 }
 OBJECT, OBJECT_PTX, FUNCTION = "call.o", "call.ptx", "backward_pass"  # of an entry of `compile_object`
 _LOG = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _object_files(name: str, target: str, build: Build) -> cache.Files:
 
 
 def refuse_bad_toolchain() -> None:
-    """Refuse releases of the compiler that never return from some of our kernels, before they are tried.
+    """Refuse releases of the compiler with which backward passes never return, before they are tried.
 
     Raises: CompileError naming the release.
     """

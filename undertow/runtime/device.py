@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from undertow.kernels.compile import refuse_bad_toolchain
 from undertow.kernels.sm100.launch import DEFAULT, Settings
 from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, Sequences
 from undertow.runtime import objects
@@ -53,10 +54,11 @@ class LaunchPlan:
 def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT) -> str | None:
     """Why the kernels for `arch` do not compute a call on the device that holds q, or None if they do.
 
-    Nothing is compiled or launched.
+    Tensors, device and the release of the compiler are looked at; nothing is compiled or launched.
     """
     try:
         _checked(architecture(arch), tensors, settings, SCHEDULE)
+        refuse_bad_toolchain()
     except ValueError as error:
         return str(error)
     return None
