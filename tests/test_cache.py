@@ -218,4 +218,5 @@ def test_what_cannot_be_made_is_nobodys_entry(root):
 
     with pytest.raises(RuntimeError, match="says no"):
         cache.fetch("entry", key(), broken)
+    assert list(root.iterdir()) == []
     assert cache.fetch("entry", key(), made).files == FILES

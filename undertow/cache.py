@@ -117,7 +117,7 @@ def fetch(name: str, key: str, make: Callable[[], Files], lock_seconds: float = 
     if entry is not None:
         return entry
     folder = cache_folder() / _folder_name(name, key)
-    with _locked(folder.parent / f".{folder.name}.lock", lock_seconds):
+    with locked(folder.parent / f".{folder.name}.lock", lock_seconds):
         entry = look_up(name, key)
         if entry is None:
             files = make()
@@ -173,11 +173,11 @@ def _scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, seconds: float) -> Iterator[None]:
+def locked(path: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of an entry, or go on without it where that is impossible or takes too long.
 
-    The system drops the lock of a process that dies. The file goes when the entry is there: whoever still waits for it
-    finds the entry afterwards.
+    The system drops the lock of a process that dies. The file goes with the lock: whoever still waits for it looks for
+    the entry afterwards.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -185,30 +185,33 @@ def _locked(path: Path, seconds: float) -> Iterator[None]:
         _LOG.debug("no lock %s: %s", path, error)
         yield
         return
+    held = False
     try:
-        _wait_for(handle, path, seconds)
+        held = _wait_for(handle, path, seconds)
         yield
-        with contextlib.suppress(OSError):
-            path.unlink()
     finally:
+        with contextlib.suppress(OSError):
+            if held:
+                path.unlink()
         with contextlib.suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_UN)  # a child process may hold a copy of the handle
         os.close(handle)
 
 
-def _wait_for(handle: int, path: Path, seconds: float) -> None:
+def _wait_for(handle: int, path: Path, seconds: float) -> bool:
+    """Whether the lock was got."""
     end = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except OSError as error:
             if error.errno not in _HELD:
                 _LOG.debug("%s has no locks: %s", path.parent, error)
-                return
+                return False
         if time.monotonic() > end:
             _LOG.warning("%s has been locked for %g s: going on without the lock", path, seconds)
-            return
+            return False
         time.sleep(POLL_SECONDS)
 
 
