@@ -38,7 +38,7 @@ def options(request):
 
 def remade(batch: Batch, **changes: Tensor) -> Batch:
     """The batch with other inputs, and the out and lse that belong to them."""
-    tensors = {name: changes.get(name, getattr(batch, name)) for name in ("q", "k", "v", "dout")}
+    tensors = {"q": batch.q, "k": batch.k, "v": batch.v, "dout": batch.dout, **changes}
     return dataclasses.replace(complete(tensors, batch.scoring), dlse=batch.dlse)
 
 
@@ -188,8 +188,9 @@ def test_the_gradient_is_that_of_our_forward(options, data):
     """
     batch = data.draw(problems(options))
     generator = torch.Generator().manual_seed(11)
-    names = ("q", "k", "v") if batch.scoring.sink is None else ("q", "k", "v", "sink")
-    at = {name: (batch.scoring.sink if name == "sink" else getattr(batch, name)) for name in names}
+    at = {"q": batch.q, "k": batch.k, "v": batch.v}
+    if batch.scoring.sink is not None:
+        at["sink"] = batch.scoring.sink
     along = {name: torch.randn(x.shape, generator=generator, dtype=torch.float64) for name, x in at.items()}
 
     def loss(step: float) -> float:
@@ -207,5 +208,5 @@ def test_the_gradient_is_that_of_our_forward(options, data):
     errors = [budget * denominator for budget, denominator in zip(measure.budget, measure.denominators)]
     if "dsink" in got:
         errors.append(2**-8 * float(batch.dout.double().norm()) + float(got["dsink"].norm()) * 2**-8)
-    found = sum(float((got[f"d{name}"].double() * along[name]).sum()) for name in names)
+    found = sum(float((got[f"d{name}"].double() * along[name]).sum()) for name in at)
     assert abs(found - slope) <= 6 * sum(error**2 for error in errors) ** 0.5 + 1e-6 * abs(slope) + 1e-7
