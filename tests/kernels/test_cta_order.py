@@ -33,7 +33,8 @@ def described(
     settings, tensors = emulated.settings_of(batch.scoring, deterministic), emulated.tensors_of(batch)
     work = allocate_workspaces(tensors, deterministic)
     compiled = launch.compile_for("split", tensors, settings)
-    launches = dict(zip(emulated.KERNELS, (d for _, d in launch.launches(compiled, tensors, settings, work))))
+    named = zip(emulated.KERNELS, launch.launches(compiled, tensors, settings, work))
+    launches: dict[str, Launch] = {name: each for name, (_, each) in named}
     emulator.launch(compiled.preprocess.ptx, launches["preprocess"], FAST)
     return compiled, tensors, work, launches
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_batches_around_and_beyond_65535(tmp_path, batches):
     """pytorch/pytorch#146704: 8 heads of 4 rows. The elements around the limit equal a batch of these elements."""
     places = torch.tensor([0, 65533, 65534, min(65535, batches - 1), min(65536, batches - 1), batches - 1]).unique()
     small = random_batch(Shape(len(places), 4, 4, 8))
-    given = {name: zeros(batches, 4, 8, 64) for name in (*ROWS, "dq", "dk", "dv")}
+    given: dict[str, Any] = {name: zeros(batches, 4, 8, 64) for name in (*ROWS, "dq", "dk", "dv")}
     for name in ROWS:
         given[name][places] = getattr(small, name)
     lse = torch.zeros(batches, 8, 4)
@@ -83,7 +84,7 @@ def test_heads_around_and_beyond_65535_that_are_slices(tmp_path, heads):
     """pytorch/pytorch PR 177985: 10 rows; O and dO are slices of the heads of larger tensors."""
     places = torch.tensor([0, 65533, min(65534, heads - 1), min(65535, heads - 1), heads - 2, heads - 1]).unique()
     small = random_batch(Shape(1, 10, 10, len(places)))
-    given = {name: zeros(1, 10, heads, 64) for name in ("q", "k", "v", "dq", "dk", "dv")}
+    given: dict[str, Any] = {name: zeros(1, 10, heads, 64) for name in ("q", "k", "v", "dq", "dk", "dv")}
     given |= {name: zeros(1, 10, heads + 5, 64)[:, :, 3:-2] for name in ("out", "dout")}
     for name in ROWS:
         given[name][:, :, places] = getattr(small, name)
