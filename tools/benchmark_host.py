@@ -24,6 +24,7 @@ import cutlass.cute as cute
 import torch
 from cutlass.cute.runtime import make_fake_tensor
 
+import undertow
 from undertow.kernels.compile import FUNCTION, OBJECT
 from undertow.kernels.sm100 import call, entry
 from undertow.kernels.sm100.launch import Settings
@@ -111,15 +112,22 @@ def without_gpu() -> dict[str, float]:
 
 
 def on_gpu(arch: str) -> dict[str, float]:
-    """The whole call."""
-    tensors = small_call("cuda")
-    return {"whole call": microseconds(lambda: device.backward(arch, tensors, SETTINGS), torch.cuda.synchronize)}
+    """The whole call, and what a user calls, which also chooses who computes and makes the results."""
+    t = small_call("cuda")
+    given = (t.dout, t.q, t.k, t.v, t.out, t.lse)
+    return {
+        "whole call": microseconds(lambda: device.backward(arch, t, SETTINGS), torch.cuda.synchronize),
+        "undertow.attention_backward": microseconds(
+            lambda: undertow.attention_backward(*given, causal=True), torch.cuda.synchronize
+        ),
+    }
 
 
-def main() -> int:
+def main(words: list[str] | None = None) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     arch = None
     if torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()

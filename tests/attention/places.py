@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -10,8 +9,7 @@ from torch import Tensor
 
 import undertow
 from tests.public_cases.batches import BF16, randn
-from undertow.attention import Gradients
-from undertow.reference import DENSE, Scoring, attention_backward
+from undertow.reference import DENSE, Gradients, Scoring, attention_backward
 from undertow.tolerance import yardstick
 
 
@@ -49,12 +47,35 @@ def inputs(
     return q, k, v, dout
 
 
+def grad_of(leaf: Tensor) -> Tensor:
+    """The gradient that has arrived at `leaf`; there must be one."""
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def compiled(function: Any, backend: str = "aot_eager", **how: Any) -> Any:
+    """`function` as one graph, or an error."""
+    return torch.compile(function, backend=backend, fullgraph=True, **how)
+
+
 class Ran(NamedTuple):
     """What one forward and one backward pass gave, on the CPU."""
 
     out: Tensor
     lse: Tensor
     grads: Gradients
+    dsink: Tensor | None
+
+
+class Saved(NamedTuple):
+    """What a backward pass was given, for the yardstick."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    out: Tensor
+    lse: Tensor
 
 
 def run(place: Place, tensors: tuple[Tensor, ...], dlse: Tensor | None = None, **options: Any) -> Ran:
@@ -67,11 +88,9 @@ def run(place: Place, tensors: tuple[Tensor, ...], dlse: Tensor | None = None, *
     out, lse = function(q, k, v, learnable_sink=sink, return_lse=True, backend=place.backend, **options)
     dout = tensors[3].to(place.device) if tensors[3].device.type != place.device else tensors[3]
     torch.autograd.backward(*(((out,), (dout,)) if dlse is None else ((out, lse), (dout, dlse.to(place.device)))))
-    grads = [
-        x.grad if x is None or x.grad is None else x.grad.cpu() for x in (q, k, v, *([] if sink is None else [sink]))
-    ]
-    assert all(grad is not None for grad in grads)
-    return Ran(out.detach().cpu(), lse.detach().cpu(), Gradients(*grads))  # pyright: ignore[reportArgumentType]
+    dq, dk, dv = (grad_of(x).cpu() for x in (q, k, v))
+    dsink = None if sink is None else grad_of(sink).cpu()
+    return Ran(out.detach().cpu(), lse.detach().cpu(), Gradients(dq, dk, dv), dsink)
 
 
 def complaints(
@@ -79,12 +98,12 @@ def complaints(
 ) -> list[str]:
     """The gradients whose error against float64 exceeds 1.25 times that of the ideal pipeline."""
     q, k, v, dout = tensors
-    saved = SimpleNamespace(q=q, k=k, v=v, dout=dout, out=ran.out, lse=ran.lse)
-    measure = yardstick(saved, scoring, dlse)
-    errors, budgets = measure.errors(ran.grads[:3]), measure.budget  # pyright: ignore[reportArgumentType]
+    measure = yardstick(Saved(q, k, v, dout, ran.out, ran.lse), scoring, dlse)
+    errors, budgets = measure.errors(ran.grads), measure.budget
     return [f"{n}: {e:.3e} > {b:.3e}" for n, e, b in zip(("dq", "dk", "dv"), errors, budgets) if not e <= b]
 
 
-def exact(tensors: tuple[Tensor, ...], scoring: Scoring = DENSE, dlse: Tensor | None = None):
+def exact(tensors: tuple[Tensor, ...], scoring: Scoring = DENSE, dlse: Tensor | None = None) -> Gradients:
     """The gradients in float64."""
-    return attention_backward(*tensors, dlse, scoring)
+    q, k, v, dout = tensors
+    return attention_backward(q, k, v, dout, dlse, scoring)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from undertow.attention.backends import by_reference
 from undertow.attention.dispatch import BACKENDS, Backend
 from undertow.kernels.sm100.launch import attention_of
 
-CU = {"cu_seqlens_q": offsets(0, 8), "cu_seqlens_k": offsets(0, 8)}
+CU: dict[str, Any] = {"cu_seqlens_q": offsets(0, 8), "cu_seqlens_k": offsets(0, 8)}
 
 
 @pytest.fixture(autouse=True)

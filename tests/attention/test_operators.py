@@ -8,14 +8,14 @@ from torch._dynamo.utils import counters
 from torch.library import opcheck
 
 import undertow
-from tests.attention.places import Place, complaints, inputs, on, run
+from tests.attention.places import Place, compiled, complaints, grad_of, inputs, on, run
 from tests.kernels.packings import offsets
 from undertow.attention import AttentionInputError, counts, forward_counts
 from undertow.attention.autograd import Request
 from undertow.reference import Scoring
 
 FORWARD, BACKWARD = torch.ops.undertow.forward.default, torch.ops.undertow.backward.default
-CU = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), (offsets(0, 3, 8), offsets(0, 3, 8))))
+CU: dict[str, torch.Tensor | None] = {"cu_seqlens_q": offsets(0, 3, 8), "cu_seqlens_k": offsets(0, 3, 8)}
 REQUESTS = {
     "plain": Request(),
     "causal with all": Request(0.2, True, (3, None), 2.0, True, sink=torch.tensor([0.5, -1.0, 0.0, 2.0])),
@@ -83,16 +83,16 @@ def loss(q, k, v, backend):
 
 def test_sizes_compile_nothing_and_break_no_graph(kernels: Place):
     """Dao-AILab/flash-attention#2353, #2154: S = 128 -> 200 -> 256, inductor, fullgraph."""
-    compiled = torch.compile(loss, backend="inductor", fullgraph=True, dynamic=True)
+    graph = compiled(loss, "inductor", dynamic=True)
     for length in (128, 200, 256):
         tensors = inputs((length, length), (2, 1))[:3]
         leaves, plain = ([kernels.leaf(x) for x in tensors] for _ in range(2))
-        compiled(*leaves, kernels.backend).backward()
-        loss(*plain, kernels.backend).backward()
+        graph(*leaves, kernels.backend).backward()
+        loss(plain[0], plain[1], plain[2], kernels.backend).backward()
         for leaf, want in zip(leaves, plain):
             # compiled code may add up the loss in another order, but hands dO on in the same 16 bits
-            assert (leaf.grad - want.grad).float().norm() <= 2**-8 * want.grad.float().norm()
-            assert leaf.grad.stride() == leaf.stride()
+            assert (grad_of(leaf) - grad_of(want)).float().norm() <= 2**-8 * grad_of(want).float().norm()
+            assert grad_of(leaf).stride() == leaf.stride()
         assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     assert sum(counts().values()) == 6
 
@@ -103,35 +103,33 @@ def test_packed_sequences_in_a_graph():
     def attention(q, k, v, cu, most):
         return undertow.flash_attn_varlen_func(q, k, v, cu, cu, most, most, causal=True)
 
-    compiled = torch.compile(attention, backend="aot_eager", fullgraph=True, dynamic=True)
+    graph = compiled(attention, dynamic=True)
     for ends, most in (((3, 8), torch.tensor(5)), ((9, 20), torch.tensor(11)), ((1, 2, 30), torch.tensor(28))):
         tensors = inputs((ends[-1], ends[-1]), batch=None)
         cu = offsets(0, *ends)
         leaves = [x.clone().requires_grad_() for x in tensors[:3]]
-        compiled(*leaves, cu, most).backward(tensors[3])
+        graph(*leaves, cu, most).backward(tensors[3])
         want = run(Place("cpu", "auto"), tensors, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
-        assert all(torch.equal(leaf.grad, grad) for leaf, grad in zip(leaves, want.grads))
+        assert all(torch.equal(grad_of(leaf), grad) for leaf, grad in zip(leaves, want.grads))
         assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_numbers_may_be_left_open_by_a_tracer():
-    compiled = torch.compile(
+    graph = compiled(
         lambda q, k, v, scale, left: undertow.flash_attn_func(q, k, v, softmax_scale=scale, window_size=(left, 0)),
-        backend="aot_eager",
-        fullgraph=True,
         dynamic=True,
     )
     q, k, v, _ = inputs((9, 9))
     for scale, left in ((0.1, 2), (0.3, 5)):
         want = undertow.flash_attn_func(q, k, v, softmax_scale=scale, window_size=(left, 0))
-        assert torch.equal(compiled(q, k, v, scale, left), want)
+        assert torch.equal(graph(q, k, v, scale, left), want)
 
 
 def test_a_graph_refuses_what_the_function_refuses():
     q, k, v, _ = inputs((9, 9))
-    compiled = torch.compile(undertow.flash_attn_func, backend="aot_eager", fullgraph=True)
+    graph = compiled(undertow.flash_attn_func)
     with pytest.raises(Exception, match=r"v has shape \(1, 8, 2, 64\): must be \(1, 9, 2, 64\)"):
-        compiled(q, k, v[:, :8])
+        graph(q, k, v[:, :8])
     with pytest.raises(AttentionInputError, match="softcap=-1"):
         torch.ops.undertow.forward(q, k, v, *Request(softcap=-1.0).options())
 
@@ -141,11 +139,11 @@ def test_gradients_keep_strides_under_inductor():
     tensors = inputs((40, 40), (4, 2))
     stored = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
     leaves = [on("cpu", x).requires_grad_() for x in stored[:3]]
-    compiled = torch.compile(lambda *x: undertow.flash_attn_func(*x, causal=True).transpose(1, 2), fullgraph=True)
-    compiled(*leaves).backward(stored[3].transpose(1, 2))
+    graph = compiled(lambda *x: undertow.flash_attn_func(*x, causal=True).transpose(1, 2), "inductor")
+    graph(*leaves).backward(stored[3].transpose(1, 2))
     want = run(Place("cpu", "auto"), tensors, causal=True)
     for leaf, grad in zip(leaves, want.grads):
-        assert torch.equal(leaf.grad, grad) and leaf.grad.stride() == leaf.stride()
+        assert torch.equal(grad_of(leaf), grad) and grad_of(leaf).stride() == leaf.stride()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -155,37 +153,37 @@ def test_autocast_gives_its_dtype(way, dtype):
     ways = {
         "function": undertow.flash_attn_func,
         "operator": lambda *x: FORWARD(*x, *Request().options())[0],
-        "compiled": torch.compile(undertow.flash_attn_func, backend="aot_eager", fullgraph=True),
+        "compiled": compiled(undertow.flash_attn_func),
     }
     leaf = q.clone().requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
         out = ways[way](leaf, k, v)
     assert out.dtype == dtype and torch.equal(out, undertow.flash_attn_func(*(x.to(dtype) for x in (q, k, v))))
     out.float().sum().backward()
-    assert leaf.grad.dtype == torch.float32
+    assert grad_of(leaf).dtype == torch.float32
     with torch.autocast("cpu", dtype=dtype):
         assert ways[way](*(x.double() for x in (q, k, v))).dtype == torch.float64
 
 
 def test_no_work_in_a_graph(quick_place: Place):
     """pytorch PR 195813: compiled graphs without a row, without a key, without a batch element."""
-    compiled = torch.compile(undertow.flash_attn_func, backend="aot_eager", fullgraph=True)
+    graph = compiled(undertow.flash_attn_func)
     for batch, lengths in ((0, (8, 8)), (2, (0, 8)), (2, (8, 0))):
         leaves = [quick_place.leaf(x) for x in inputs(lengths, batch=batch)[:3]]
-        out, lse = compiled(*leaves, return_lse=True)
+        out, lse = graph(*leaves, return_lse=True)
         assert not out.any() and (lse == -torch.inf).all()
         out.float().sum().backward()
-        assert all(leaf.grad.shape == leaf.shape and not leaf.grad.any() for leaf in leaves)
+        assert all(grad_of(leaf).shape == leaf.shape and not grad_of(leaf).any() for leaf in leaves)
 
 
 def test_the_kernels_run_inside_a_graph():
     tensors = inputs((100, 100), (2, 1))
     leaves = [x.clone().requires_grad_() for x in tensors[:3]]
-    compiled = torch.compile(undertow.flash_attn_func, backend="aot_eager", fullgraph=True)
-    out, lse = compiled(*leaves, causal=True, return_lse=True, backend="emulator")
+    graph = compiled(undertow.flash_attn_func)
+    out, lse = graph(*leaves, causal=True, return_lse=True, backend="emulator")
     out.backward(tensors[3])
     ran = run(Place("cpu", "emulator"), tensors, causal=True)
-    assert all(torch.equal(leaf.grad, grad) for leaf, grad in zip(leaves, ran.grads))
+    assert all(torch.equal(grad_of(leaf), grad) for leaf, grad in zip(leaves, ran.grads))
     assert counts() == {"emulator": 2} and forward_counts() == {"reference": 2}
     assert not complaints(tensors, ran, Scoring(causal=True)) and torch.equal(lse, ran.lse)
 

@@ -129,7 +129,7 @@ def test_a_maximum_is_of_the_rows_that_are_used():
     with pytest.raises(AttentionInputError, match="max_seqlen_q=4: must be at least 5"):
         undertow.flash_attn_varlen_func(*PACKED, **cu, max_seqlen_q=4)
     with pytest.raises(AttentionInputError, match="max_seqlen_q='a': must be an integer"):
-        undertow.flash_attn_varlen_func(*PACKED, **cu, max_seqlen_q="a")
+        undertow.flash_attn_varlen_func(*PACKED, **cu, max_seqlen_q="a")  # pyright: ignore[reportArgumentType]
 
 
 BACKWARD = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import undertow
-from tests.attention.places import BF16, Place, exact, inputs
+from tests.attention.places import BF16, Place, exact, inputs, run
 from tests.kernels.packings import offsets
 from tests.public_cases.batches import F16
 from undertow.reference import Scoring, Sequences
@@ -76,12 +76,8 @@ def test_padding_for_context_parallel_gives_nothing(place: Place):
         return wide
 
     def gradients(tensors, offsets_, **used):
-        leaves = [place.leaf(x) for x in tensors[:3]]
-        c = offsets(*offsets_).to(place.device)
-        used = {name: x.to(place.device) for name, x in used.items()}
-        out = undertow.flash_attn_varlen_func(*leaves, c, c, **used, causal=True, backend=place.backend)
-        out.backward(tensors[3].to(place.device))
-        return [x.grad.cpu() for x in leaves]
+        c = offsets(*offsets_)
+        return run(place, tuple(tensors), cu_seqlens_q=c, cu_seqlens_k=c, causal=True, **used).grads
 
     want = gradients(bare, cu)
     got = gradients([pad(x) for x in bare], padded, seqused_q=offsets(*lengths), seqused_k=offsets(*lengths))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from undertow.attention.memory import call_of, to_copy
+from undertow.attention.memory import Layout, call_of, layout_of
 from undertow.attention.problem import Gradients, Problem
 from undertow.kernels.sm100.launch import compile_for
 from undertow.kernels.sm100.plan import HEAD_DIM, plan
@@ -25,7 +25,7 @@ def outside_kernels(problem: Problem) -> str | None:
     if dtype is None:
         return f"dtype is {problem.q.dtype}: the kernels have {' and '.join(map(str, TORCH_TYPES.values()))}"
     try:
-        check_tensors(plan(SCHEDULE, dtype), call_of(problem, to_copy(problem)).tensors)
+        check_tensors(plan(SCHEDULE, dtype), call_of(problem, layout_of(problem)).tensors)
     except LaunchInputError as error:
         return str(error)
     return None
@@ -40,7 +40,7 @@ def outside_device(arch: str, problem: Problem) -> str | None:
         return reason
     from undertow.runtime import device
 
-    return device.unsupported(arch, call_of(problem, to_copy(problem)).tensors, problem.settings)
+    return device.unsupported(arch, call_of(problem, layout_of(problem)).tensors, problem.settings)
 
 
 def outside_emulator(problem: Problem) -> str | None:
@@ -50,16 +50,16 @@ def outside_emulator(problem: Problem) -> str | None:
     return outside_kernels(problem)
 
 
-def on_device(arch: str, problem: Problem, copies: dict[str, str]) -> Gradients:
+def on_device(arch: str, problem: Problem, layout: Layout) -> Gradients:
     """Gradients by the kernels for `arch`, on the current stream of the device of q."""
     from undertow.runtime import device
 
-    call = call_of(problem, copies)
+    call = call_of(problem, layout)
     device.backward(arch, call.tensors, problem.settings, schedule=SCHEDULE)
     return call.gradients()
 
 
-def on_emulator(problem: Problem, copies: dict[str, str]) -> Gradients:
+def on_emulator(problem: Problem, layout: Layout) -> Gradients:
     """Gradients by the sm100 kernels, every instruction executed by the emulator.
 
     Results are full of NaN before, so that an element that no kernel writes does not pass for a number.
@@ -67,7 +67,7 @@ def on_emulator(problem: Problem, copies: dict[str, str]) -> Gradients:
     from undertow.emulated import execute
     from undertow.emulator import Options
 
-    call = call_of(problem, copies)
+    call = call_of(problem, layout)
     for name in ("dq", "dk", "dv", "dsink"):
         result = getattr(call.tensors, name)
         if result is not None:
@@ -86,9 +86,9 @@ def by_reference(problem: Problem) -> Gradients:
     q, k, v, dout = (x.double() for x in (problem.q, problem.k, problem.v, problem.dout))
     stats = row_stats(problem.out, dout, problem.lse, problem.dlse)
     exact = ideal_sums(q, k, v, dout, stats, scoring)  # no operand is rounded, for all are float64
-    results = [stored(grad, x) for grad, x in zip(exact, (problem.q, problem.k, problem.v))]
+    dq, dk, dv = (stored(grad, x) for grad, x in zip(exact, (problem.q, problem.k, problem.v)))
     sink = problem.sink
-    return Gradients(*results, None if sink is None else stored(sink_gradient(q, k, v, stats, scoring), sink))
+    return Gradients(dq, dk, dv, None if sink is None else stored(sink_gradient(q, k, v, stats, scoring), sink))
 
 
 def nothing_to_see(problem: Problem) -> Gradients:

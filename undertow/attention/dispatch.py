@@ -19,7 +19,7 @@ import torch
 
 from undertow.attention import backends, libraries
 from undertow.attention.checks import check, check_contents
-from undertow.attention.memory import to_copy
+from undertow.attention.memory import Layout, layout_of
 from undertow.attention.problem import BackendError, Gradients, Problem
 
 _LOG = logging.getLogger("undertow.attention")
@@ -27,21 +27,20 @@ MOST_PLANS = 4096  # call signatures that are remembered; the oldest is forgotte
 
 
 class Backend(NamedTuple):
-    """unable: why it cannot compute a problem, or None. run: computes it, given the copies its kernels need."""
+    """unable: why it cannot compute a problem, or None. run: computes it, with its layout for our kernels."""
 
     unable: Callable[[Problem], str | None]
-    run: Callable[[Problem, dict[str, str]], Gradients]
-    of_kernels: bool = True  # whether it needs tensors that our kernels can address
+    run: Callable[[Problem, Layout], Gradients]
 
 
 BACKENDS: dict[str, Backend] = {
     arch: Backend(functools.partial(backends.outside_device, arch), functools.partial(backends.on_device, arch))
     for arch in backends.OURS
 } | {
-    "flash-attn-4": Backend(libraries.outside_flash_attn_4, lambda problem, _: libraries.flash_attn_4(problem), False),
-    "torch": Backend(libraries.outside_torch, lambda problem, _: libraries.torch_flash(problem), False),
+    "flash-attn-4": Backend(libraries.outside_flash_attn_4, lambda problem, _: libraries.flash_attn_4(problem)),
+    "torch": Backend(libraries.outside_torch, lambda problem, _: libraries.torch_flash(problem)),
     "emulator": Backend(backends.outside_emulator, backends.on_emulator),
-    "reference": Backend(lambda problem: None, lambda problem, _: backends.by_reference(problem), False),
+    "reference": Backend(lambda problem: None, lambda problem, _: backends.by_reference(problem)),
 }
 ORDER = {"cpu": ("reference",), "cuda": ("sm100", "sm90", "flash-attn-4", "torch", "reference")}
 NOTHING = "nothing"  # counted where there is no query row or no key
@@ -66,10 +65,10 @@ class Choice:
 
 
 class Plan(NamedTuple):
-    """What is known of a call signature: who computes it, and which tensors are copied for that."""
+    """What is known of a call signature: who computes it, and what lies as our kernels can use it."""
 
     choice: Choice
-    copies: dict[str, str]
+    layout: Layout
 
 
 _plans: dict[Any, Plan] = {}
@@ -98,20 +97,26 @@ def run_backward(problem: Problem, backend: str = "auto", strict: bool | None = 
     Raises: AttentionInputError; BackendError.
     """
     problem = problem.honouring_torch()
-    plan = _plan(problem, backend)
-    if plan.choice.is_fallback:
+    choice, layout = _plan(problem, backend)
+    if choice.rejected and choice.is_fallback:
         if is_strict(strict):
-            _refuse(plan.choice)
-        _tell(plan.choice)
+            _refuse(choice)
+        _tell(choice)
     check_contents(problem)
-    with torch.no_grad():
-        if plan.choice.backend == NOTHING:
-            gradients = backends.nothing_to_see(problem)
-        else:
-            gradients = BACKENDS[plan.choice.backend].run(problem, plan.copies)
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            gradients = _run(problem, choice, layout)
+    else:
+        gradients = _run(problem, choice, layout)
     with _lock:
-        _counts[plan.choice.backend] += 1
+        _counts[choice.backend] += 1
     return gradients
+
+
+def _run(problem: Problem, choice: Choice, layout: Layout) -> Gradients:
+    if choice.backend == NOTHING:
+        return backends.nothing_to_see(problem)
+    return BACKENDS[choice.backend].run(problem, layout)
 
 
 def counts() -> dict[str, int]:
@@ -144,9 +149,7 @@ def _plan(problem: Problem, backend: str) -> Plan:
     plan = _plans.get(key)
     if plan is None:
         check(problem)
-        choice = _choose(problem, backend)
-        of_kernels = choice.backend in BACKENDS and BACKENDS[choice.backend].of_kernels
-        plan = Plan(choice, to_copy(problem) if of_kernels else {})
+        plan = Plan(_choose(problem, backend), layout_of(problem))
         with _lock:
             while len(_plans) >= MOST_PLANS:
                 del _plans[next(iter(_plans))]

@@ -141,8 +141,11 @@ def outside_torch(call: Inputs) -> str | None:
     if isinstance(call, Problem):
         if call.dlse is not None:
             return "it has no gradient of LSE"
-        if call.settings.deterministic and not torch.are_deterministic_algorithms_enabled():
-            return "it is deterministic only under torch.use_deterministic_algorithms"
+        enforced = (
+            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
+        if call.settings.deterministic and not enforced:
+            return "it is deterministic only under torch.use_deterministic_algorithms(True) without warn_only"
     return None
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from undertow.attention.problem import Gradients, Problem, misalignment
-from undertow.kernels.sm100.tensors import ALIGNMENT, BackwardTensors
+from undertow.kernels.sm100.tensors import ALIGNMENT, BackwardTensors, Sequences
 
 _LOG = logging.getLogger(__name__)
 ROWS = ("q", "k", "v", "out", "dout")  # read in vectors of 16 bytes
@@ -48,6 +49,22 @@ def to_copy(problem: Problem) -> dict[str, str]:
     return found
 
 
+class Layout(NamedTuple):
+    """What the kernels cannot use as it lies. Follows from the signature of a problem alone.
+
+    copies: inputs that are copied -> why. direct: whether dq, dk, dv are written where autograd expects them.
+    """
+
+    copies: dict[str, str]
+    direct: tuple[bool, bool, bool]
+
+
+def layout_of(problem: Problem) -> Layout:
+    """Which tensors of `problem` the kernels can address."""
+    dq, dk, dv = (obstacle(torch.empty_like(x), vectors=True) is None for x in (problem.q, problem.k, problem.v))
+    return Layout(to_copy(problem), (dq, dk, dv))
+
+
 @dataclass(frozen=True)
 class Call:
     """What the kernels read and write, and the gradients that the caller gets from it."""
@@ -67,35 +84,34 @@ class Call:
         return self.results._replace(dsink=dsink.to(self.results.dsink.dtype))
 
 
-def call_of(problem: Problem, copies: dict[str, str]) -> Call:
-    """Tensors for the kernels. copies: as `to_copy` says."""
-    given = {name: getattr(problem, name) for name in (*ROWS, *SCALARS)}
-    for name, reason in copies.items():
+def call_of(problem: Problem, layout: Layout) -> Call:
+    """Tensors for the kernels. layout: that of `problem`."""
+    given: dict[str, Any] = {name: getattr(problem, name) for name in (*ROWS, *SCALARS)}
+    for name, reason in layout.copies.items():
         _LOG.debug("%s is copied for the kernels: %s", name, reason)
         given[name] = given[name].clone(memory_format=torch.contiguous_format)
-    sink = problem.sink
+    q, k, v, sink = problem.q, problem.k, problem.v, problem.sink
     results = Gradients(
-        *(torch.empty_like(x) for x in (problem.q, problem.k, problem.v)),
-        dsink=None if sink is None else torch.empty_like(sink),
+        torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None if sink is None else torch.empty_like(sink)
     )
-    written = [
-        x if obstacle(x, True) is None else torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in results[:3]
-    ]
-    of_sink = {}
-    if sink is not None:
-        fp32 = sink.to(torch.float32).contiguous()
-        of_sink = {"sink": fp32, "dsink": torch.empty_like(fp32)}
+    dq, dk, dv = (
+        x if direct else torch.empty_like(x, memory_format=torch.contiguous_format)
+        for x, direct in zip(results[:3], layout.direct)
+    )
+    fp32 = None if sink is None else sink.to(torch.float32).contiguous()
     tensors = BackwardTensors(
-        *(given[name] for name in (*ROWS, "lse")),
-        *written,
-        dlse=given["dlse"],
+        **given,
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        sink=fp32,
+        dsink=None if fp32 is None else torch.empty_like(fp32),
         sequences=contiguous_sequences(problem),
-        **of_sink,
     )
     return Call(tensors, results)
 
 
-def contiguous_sequences(problem: Problem):
+def contiguous_sequences(problem: Problem) -> Sequences | None:
     """The sequences of `problem` with vectors that lie densely."""
     if problem.sequences is None:
         return None

@@ -7,8 +7,7 @@ seqlen_q), packed (heads, rows), in natural logarithm. Any strides are read as t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,11 @@ def misalignment(x: Tensor) -> int:
         return x.data_ptr() % ALIGNMENT
     except RuntimeError:
         return 0
+
+
+def facts(x: Tensor | None) -> tuple[Any, ...] | None:
+    """What a plan depends on of one tensor."""
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device, misalignment(x))
 
 
 class AttentionInputError(ValueError):
@@ -77,24 +81,20 @@ class Inputs:
         """Whether there is no query row or no key, so that nothing is seen by anybody."""
         return self.q.numel() == 0 or self.k.numel() == 0
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor of the call by its name, those of the sequences included."""
-        for owner in (self, self.sequences):
-            if owner is not None:
-                for field in fields(owner):
-                    value = getattr(owner, field.name)
-                    if isinstance(value, Tensor):
-                        yield field.name, value
-
     def signature(self) -> tuple[Any, ...]:
         """Everything that decides who computes the call and how, as numbers, strings and types: no tensor is kept.
 
         The contents of no tensor take part, so equal signatures are found without waiting for the device.
         """
-        described = tuple(
-            (name, x.dtype, x.device, tuple(x.shape), x.stride(), misalignment(x)) for name, x in self.tensors()
+        packing = None if self.sequences is None else tuple(map(facts, vars(self.sequences).values()))
+        return (
+            self.settings,
+            facts(self.q),
+            facts(self.k),
+            facts(self.v),
+            facts(self.sink),
+            packing,
         )
-        return (described, self.settings)
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,10 @@ class Problem(Inputs):
     lse: Tensor
     dout: Tensor
     dlse: Tensor | None = None
+
+    def signature(self) -> tuple[Any, ...]:
+        """As of `Inputs`, with what the forward pass stored and the gradients of its results."""
+        return (*super().signature(), facts(self.out), facts(self.lse), facts(self.dout), facts(self.dlse))
 
     def honouring_torch(self) -> Problem:
         """The same, deterministic if `torch.use_deterministic_algorithms` asks for it."""
