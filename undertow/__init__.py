@@ -2,9 +2,9 @@
 
 Importing this package loads nothing heavy: neither torch nor the kernel compiler. Ask for the room you need:
 `undertow.reference` (float64 mathematics), `undertow.emulator` (runs PTX), `undertow.plan` (kernels as data),
-`undertow.kernels` (the kernels), `undertow.emulated` (all of it at once: tensors in, gradients out), and
-`undertow.attention` (functions for PyTorch) and `undertow.integrations` (inside torch, flash-attn-4 and Hugging Face
-models), whose functions are offered here too, and loaded when first asked for.
+`undertow.kernels` (the kernels), `undertow.emulated` (all of it at once: tensors in, gradients out),
+`undertow.attention` (functions for PyTorch) and `undertow.integrations` (our backward pass inside torch, flash-attn-4
+and Hugging Face models). What a user calls is offered here too, and loaded when it is first asked for.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from undertow.plan.schema import DType, Plan
 from undertow.plan.tiles import Band, band
 
 LOG2_E = math.log2(math.e)
+SOFTCAPS = (1e-16, 1e30)  # below, the tanh of a pair that is not seen (`softmax.UNSEEN_TANH`) leaves a P that counts
+MAX_SCALE = 1e20  # so that its products and its quotient with a softcap are float32 numbers
 MAX_GRID = 2**31 - 1  # CTAs of a launch in x: CUDA programming guide
 
 
@@ -39,9 +41,9 @@ MAX_GRID = 2**31 - 1  # CTAs of a launch in x: CUDA programming guide
 class Settings:
     """The numbers of one call.
 
-    softmax_scale: factor on the scores, any finite number; None is 1/sqrt(64).
+    softmax_scale: factor on the scores, up to MAX_SCALE in size, of any sign; None is 1/sqrt(64).
     causal, window: which keys a row sees, as `plan.tiles.band` says; None is no bound.
-    softcap: a positive number that tanh keeps the scores below, or None.
+    softcap: a number within SOFTCAPS that tanh keeps the scores below, or None.
     deterministic: the same bits in every run; dK, dV and dsink have them anyway.
     """
 
@@ -56,16 +58,16 @@ class Settings:
         """The softcap; 1 where there is none and nobody reads it."""
         if self.softcap is None:
             return 1.0
-        if not (math.isfinite(self.softcap) and self.softcap > 0):
-            raise LaunchInputError(f"softcap={self.softcap}: must be positive and finite, or None")
+        if not SOFTCAPS[0] <= self.softcap <= SOFTCAPS[1]:
+            raise LaunchInputError(f"softcap={self.softcap}: must be in [{SOFTCAPS[0]}, {SOFTCAPS[1]}], or None")
         return float(self.softcap)
 
     @property
     def scale(self) -> float:
         if self.softmax_scale is None:
             return HEAD_DIM**-0.5
-        if not math.isfinite(self.softmax_scale):
-            raise LaunchInputError(f"softmax_scale={self.softmax_scale}: must be finite")
+        if not abs(self.softmax_scale) <= MAX_SCALE:
+            raise LaunchInputError(f"softmax_scale={self.softmax_scale}: must be in [-{MAX_SCALE}, {MAX_SCALE}]")
         return float(self.softmax_scale)
 
     @property
