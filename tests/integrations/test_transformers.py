@@ -261,3 +261,27 @@ def test_the_example_learns_to_count():
     assert ours[2] < ours[1] < ours[0]
     assert abs(ours[0] - eager[0]) <= torch.finfo(BF16).eps * eager[0], "before the weights part company"
     assert counts() == {"reference": 3 * 2}
+
+
+def test_a_model_compiles_to_one_graph():
+    """What a graph cannot follow stops it: nothing is taken for what it is not."""
+    model: Any = llama()
+    model.set_attn_implementation(NAME)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    tokens = torch.randint(1, 97, (2, 9), generator=torch.Generator().manual_seed(1))
+    compiled(tokens, labels=tokens).loss.backward()
+    ours = [x.grad.clone() for x in model.parameters()]
+    model.zero_grad()
+    model(tokens, labels=tokens).loss.backward()
+    assert all(torch.equal(mine, x.grad) for mine, x in zip(ours, model.parameters()))
+    with pytest.raises(RuntimeError, match="position_ids start again"):
+        compiled(tokens, labels=tokens, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
+
+
+def test_a_compiled_model_with_padding_breaks_its_graph_and_is_right():
+    model: Any = gpt_oss()
+    model.set_attn_implementation(NAME)
+    tokens, seen = torch.ones(2, 9, dtype=torch.long), padding(2, 9, "right")
+    want = model(tokens, attention_mask=seen).logits * seen[..., None]
+    got = torch.compile(model, backend="aot_eager")(tokens, attention_mask=seen).logits * seen[..., None]
+    assert torch.equal(got, want)

@@ -32,6 +32,12 @@ EXPRESSED = {
 }
 
 
+PACKED_WHILE_COMPILED = (
+    "position_ids start again within a row, which a compiled graph cannot follow: pass cu_seq_lens_q, cu_seq_lens_k, "
+    "max_length_q and max_length_k too, as collators without padding do"
+)
+
+
 def register(backend: str = "auto", strict: bool | None = None) -> str:
     """Make the attention implementation "undertow" known to transformers, and return its name.
 
@@ -70,6 +76,9 @@ def padding_mask(
     Raises: AttentionInputError for a mask that is not made of a causal or bidirectional one, a sliding window, padding
     and packed sequences.
     """
+    if torch.compiler.is_compiling():
+        _check_while_tracing(mask_function)
+        return attention_mask
     foreign = sorted(set(_makers(mask_function)) - EXPRESSED)
     if foreign:
         raise AttentionInputError(
@@ -81,6 +90,17 @@ def padding_mask(
     attention_mask = attention_mask[:, -kv_length:]  # a cache with a sliding window holds the last keys only
     whole = attention_mask.shape[1] == kv_length and bool(attention_mask.all())
     return None if whole else attention_mask
+
+
+def _check_while_tracing(mask_function: Callable[..., Any]) -> None:
+    """Refuse whatever cannot be looked into while a graph is traced. Without fullgraph=True it is then run eagerly."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    if mask_function is not causal_mask_function and mask_function is not bidirectional_mask_function:
+        raise AttentionInputError(
+            "mask_function is made of several: must be a causal or bidirectional one under torch.compile with "
+            "fullgraph=True; without fullgraph others are looked into at run time"
+        )
 
 
 def _makers(mask_function: Any) -> Iterator[str]:
@@ -192,6 +212,9 @@ def _packing(rows: Rows, options: dict[str, Any]) -> dict[str, Any] | None:
         return None  # new rows behind a cache are one sequence each
     if positions.shape[1] != seqlen:
         return None
+    if torch.compiler.is_compiling():  # nothing can be looked at, but a graph can stop
+        torch._assert_async((positions.diff(dim=1) == 1).all(), PACKED_WHILE_COMPILED)
+        return None
     return _once(_packing_by_position, positions, batch)
 
 
@@ -214,9 +237,10 @@ def _offsets(lengths: Tensor) -> Tensor:
 _made: dict[Callable[..., Any], tuple[weakref.ref[Tensor], tuple[int, int], Any]] = {}
 
 
+@torch.compiler.disable(reason="how much padding there is decides about shapes")
 def _once(make: Callable[[Tensor, int], Any], tensor: Tensor, number: int) -> Any:
     """`make(tensor, number)`, once for all layers of a forward pass: they share the tensor; it waits for the GPU."""
-    if tensor.is_inference() or torch.compiler.is_compiling():
+    if tensor.is_inference():  # which counts no versions
         return make(tensor, number)
     state = (tensor._version, number)
     last = _made.get(make)
