@@ -72,6 +72,22 @@ def test_attention_is_not_differentiated_twice(function):
         dq.sum().backward()
 
 
+def test_forward_mode_is_refused_and_not_dropped():
+    q, k, v = (x.double() for x in inputs((5, 5))[:3])
+    with pytest.raises(AttentionInputError, match="k carries a tangent: attention has no forward-mode derivative"):
+        torch.func.jvp(lambda k: undertow.flash_attn_func(q, k, v), (k,), (k,))
+
+
+def test_a_function_transform_gives_right_values_or_refuses():
+    q, k, v = (x.double() for x in inputs((5, 5))[:3])
+    many = torch.stack([q, 2 * q])
+    mapped = torch.func.vmap(lambda q: undertow.flash_attn_func(q, k, v, causal=True))(many)
+    for got, one in zip(mapped, many):
+        assert torch.equal(got, undertow.flash_attn_func(one, k, v, causal=True))
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda q: undertow.flash_attn_func(q, k, v).sum())(q)
+
+
 OPTIONS = {
     "plain": {},
     "causal": {"causal": True},

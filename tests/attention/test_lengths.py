@@ -33,6 +33,17 @@ def test_a_sink_without_keys_is_the_lse_and_passes_its_gradient_on(quick_place: 
     assert ran.dsink is not None and torch.allclose(ran.dsink, dlse.sum(dim=(0, 2)), rtol=1e-6)
 
 
+def test_packed_rows_without_any_key_pass_on_the_gradient_of_the_sink(quick_place: Place):
+    """Five rows in two sequences, of which the last is used by nobody and has a NaN in its gradient."""
+    tensors, sink = inputs((5, 0), (4, 2), None), torch.tensor([0.5, -1.0, 2.0, 0.0])
+    dlse = torch.ones(4, 5)
+    dlse[:, 4] = torch.nan
+    cu = {"cu_seqlens_q": offsets(0, 1, 4), "cu_seqlens_k": offsets(0, 0, 0)}
+    ran = run(quick_place._replace(backend="auto"), tensors, dlse, learnable_sink=sink, **cu)
+    assert torch.equal(ran.lse[:, :4], sink[:, None].expand(4, 4)) and (ran.lse[:, 4] == -torch.inf).all()
+    assert ran.dsink is not None and ran.dsink.tolist() == [4.0] * 4 and not ran.grads.dq.any()
+
+
 @pytest.mark.parametrize(("cu", "rows"), [([0, 144, 432, 944], 946), ([0, 137, 486], 698)], ids=["946", "698"])
 def test_rows_behind_the_last_sequence_do_not_touch_the_loss(cu, rows, place: Place):
     """pytorch PR 188933: packed projections, rows of nobody hold NaN."""

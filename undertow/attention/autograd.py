@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -14,7 +16,15 @@ from undertow.attention import operators
 from undertow.attention.checks import check_max_seqlen
 from undertow.attention.dispatch import choose, is_strict, run_backward
 from undertow.attention.forward import run_forward
-from undertow.attention.problem import Gradients, Inputs, Problem, require_tensors, sequences_from, settings_from
+from undertow.attention.problem import (
+    AttentionInputError,
+    Gradients,
+    Inputs,
+    Problem,
+    require_tensors,
+    sequences_from,
+    settings_from,
+)
 from undertow.kernels.sm100.tensors import Sequences
 
 _PLAIN = (Tensor, torch.nn.Parameter)  # tensors without a dispatcher of their own
@@ -77,7 +87,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, T
     Raises: AttentionInputError; BackendError if a backend asked for by name, or strict mode, cannot compute gradients.
     """
     require_tensors(q=q, k=k, v=v)
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not _are_plain(q, k, v):
+    _refuse_tangents(q=q, k=k, v=v)
+    if _is_recorded(q, k, v):
         return torch.ops.undertow.forward(q, k, v, *request.options())
     q, k, v = operators.autocast(q, k, v)
     call = request.inputs(q, k, v)
@@ -91,7 +102,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, T
 
 def differentiate(problem: Problem, request: Request) -> Gradients:
     """The gradients of `problem`, directly or as an operator where a graph is recorded."""
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or not _are_plain(problem.q, problem.k, problem.v):
+    if _is_recorded(problem.q, problem.k, problem.v):
         given = (getattr(problem, name) for name in ("dout", "q", "k", "v", "out", "lse", "dlse"))
         dq, dk, dv, dsink = torch.ops.undertow.backward(*given, *request.options())
         return Gradients(dq, dk, dv, None if problem.sink is None else dsink)
@@ -99,8 +110,22 @@ def differentiate(problem: Problem, request: Request) -> Gradients:
     return run_backward(problem, request.backend, request.strict)
 
 
-def _are_plain(*tensors: Tensor) -> bool:
-    return all(type(x) in _PLAIN for x in tensors)
+def _is_recorded(*tensors: Tensor) -> bool:
+    """Whether somebody listens to the dispatcher: a compiler, a mode, a subclass or a transform of torch.func."""
+    return (
+        torch.compiler.is_compiling()
+        or is_in_torch_dispatch_mode()
+        or any(type(x) not in _PLAIN or is_functorch_wrapped_tensor(x) for x in tensors)
+    )
+
+
+def _refuse_tangents(**tensors: Tensor) -> None:
+    """Operators drop tangents without a word."""
+    if forward_ad._current_level < 0 or torch.compiler.is_compiling():
+        return
+    for name, x in tensors.items():
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise AttentionInputError(f"{name} carries a tangent: attention has no forward-mode derivative")
 
 
 class _Attention(torch.autograd.Function):

@@ -98,7 +98,9 @@ def nothing_to_see(problem: Problem) -> Gradients:
         return Gradients(dq, dk, dv)
     dsink = torch.zeros_like(problem.sink, dtype=torch.float64)
     if problem.dlse is not None and problem.q.numel():
-        share = torch.exp(problem.sink.double()[:, None] - problem.lse.double()) * problem.dlse.double()
+        lse = problem.lse.double()
+        of_sink = torch.exp(problem.sink.double()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+        share = of_sink * problem.dlse.double().masked_fill(lse == -torch.inf, 0.0)  # rows of nobody may hold NaN
         dsink = share.movedim(-2, 0).flatten(1).sum(dim=1)
     return Gradients(dq, dk, dv, stored(dsink, problem.sink))
 
