@@ -6,12 +6,13 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from undertow.attention import counts
+from undertow.attention import counts, dispatch
 from undertow.attention.problem import AttentionInputError
 from undertow.integrations.transformers import NAME, register
 from undertow.tolerance import FLOAT32_ROUNDOFF, IDEAL_FACTOR, relative_error
@@ -227,6 +228,26 @@ def test_a_model_learns_as_with_eager_attention(make, backend):
     for ours, eager, truth in zip(learn(BF16, NAME), learn(BF16, "eager"), learn(torch.float32, "eager")):
         assert relative_error(ours, truth) <= IDEAL_FACTOR * relative_error(eager, truth)
     assert counts() == {"reference" if backend == "auto" else "emulator": 2}, "one for each layer"
+
+
+def test_weights_in_fp32_under_autocast_are_attention_in_16_bits():
+    model: Any = llama()
+    model.set_attn_implementation(NAME)
+    tokens = torch.ones(2, 8, dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16), strictly_16_bits():
+        model(tokens, labels=tokens).loss.backward()
+    assert all(x.grad is not None and x.grad.dtype == torch.float32 for x in model.parameters())
+
+
+def strictly_16_bits():
+    """Anything else in a backward pass of ours fails."""
+    backend = dispatch.BACKENDS["reference"]
+
+    def run(problem, *rest):
+        assert {x.dtype for x in (problem.q, problem.k, problem.v, problem.dout)} == {BF16}
+        return backend.run(problem, *rest)
+
+    return mock.patch.dict(dispatch.BACKENDS, reference=backend._replace(run=run))
 
 
 def test_the_mask_is_looked_at_once_for_all_layers(monkeypatch):

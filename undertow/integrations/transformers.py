@@ -78,18 +78,23 @@ def padding_mask(
     """
     if torch.compiler.is_compiling():
         _check_while_tracing(mask_function)
+    else:
+        _check(mask_function)
+    if attention_mask is None:
+        return None
+    attention_mask = attention_mask[:, -kv_length:]  # a cache with a sliding window holds the last keys only
+    if torch.compiler.is_compiling() or attention_mask.shape[1] < kv_length or not attention_mask.all():
         return attention_mask
+    return None
+
+
+def _check(mask_function: Callable[..., Any]) -> None:
     foreign = sorted(set(_makers(mask_function)) - EXPRESSED)
     if foreign:
         raise AttentionInputError(
             f"mask_function is made by {', '.join(foreign)}: must be a causal or bidirectional mask, perhaps with a "
             f'sliding window; use attn_implementation="eager" or "flex_attention" for other masks'
         )
-    if attention_mask is None:
-        return None
-    attention_mask = attention_mask[:, -kv_length:]  # a cache with a sliding window holds the last keys only
-    whole = attention_mask.shape[1] == kv_length and bool(attention_mask.all())
-    return None if whole else attention_mask
 
 
 def _check_while_tracing(mask_function: Callable[..., Any]) -> None:
@@ -213,7 +218,7 @@ def _packing(rows: Rows, options: dict[str, Any]) -> dict[str, Any] | None:
     if positions.shape[1] != seqlen:
         return None
     if torch.compiler.is_compiling():  # nothing can be looked at, but a graph can stop
-        torch._assert_async((positions.diff(dim=1) == 1).all(), PACKED_WHILE_COMPILED)
+        torch.ops.aten._assert_async.msg((positions.diff(dim=1) == 1).all(), PACKED_WHILE_COMPILED)
         return None
     return _once(_packing_by_position, positions, batch)
 
