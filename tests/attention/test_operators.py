@@ -188,6 +188,19 @@ def test_the_kernels_run_inside_a_graph():
     assert not complaints(tensors, ran, Scoring(causal=True)) and torch.equal(lse, ran.lse)
 
 
+def test_attention_is_exported_as_one_operator():
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return undertow.flash_attn_func(q, k, v, causal=True)
+
+    q, k, v, _ = inputs((9, 9))
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Model(), (q, k, v), dynamic_shapes=({1: length},) * 3)
+    assert [node.target for node in program.graph.nodes if "undertow" in str(node.target)] == [FORWARD]
+    q, k, v, _ = inputs((30, 30))
+    assert torch.equal(program.module()(q, k, v), undertow.flash_attn_func(q, k, v, causal=True))
+
+
 def test_shapes_are_known_without_running():
     """Meta tensors: the operators say what they return."""
     q, k, v, dout = (x.to("meta") for x in inputs((8, 9), (4, 2)))

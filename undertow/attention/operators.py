@@ -31,7 +31,7 @@ LIBRARY.define(f"forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor ou
 LIBRARY.define(
     f"backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, {_OPTIONS})"
     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsink)",
-    tags=_TAGS,
+    tags=(*_TAGS, torch.Tag.nondeterministic_bitwise),  # dQ is summed in any order, if deterministic is not asked for
 )
 
 
