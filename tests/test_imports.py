@@ -42,6 +42,10 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | {"reference", "verify"},
         {"numpy", "torch"},
     ),
+    "bench": (
+        {"", "attention", "kernels", "reference", "runtime", "sweep", "tolerance"},
+        {"matplotlib", "torch"},
+    ),
     "pool": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),

@@ -99,16 +99,16 @@ class Scoring:
         t = torch.tanh(scores / self.softcap)
         return self.softcap * t, 1 - t**2
 
-    def kept(self, rows: range, seqlen_q: int, seqlen_k: int) -> Tensor | None:
-        """Which pairs of `rows` by all keys are seen, (len(rows), seqlen_k) bool; None if all are."""
+    def kept(self, rows: range, seqlen_q: int, seqlen_k: int, device: torch.device | str = "cpu") -> Tensor | None:
+        """Which pairs of `rows` by all keys are seen, (len(rows), seqlen_k) bool on `device`; None if all are."""
         left, right = self.window
         if self.causal:
             right = 0 if right is None else min(right, 0)
         if left is None and right is None:
             return None
-        centre = torch.arange(rows.start, rows.stop)[:, None] + (seqlen_k - seqlen_q)
-        key = torch.arange(seqlen_k)[None, :]
-        kept = torch.ones(len(rows), seqlen_k, dtype=torch.bool)
+        centre = torch.arange(rows.start, rows.stop, device=device)[:, None] + (seqlen_k - seqlen_q)
+        key = torch.arange(seqlen_k, device=device)[None, :]
+        kept = torch.ones(len(rows), seqlen_k, dtype=torch.bool, device=device)
         if left is not None:
             kept &= key >= centre - left
         if right is not None:
@@ -263,9 +263,9 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Iterator[Block]
                 rows = range(start, min(start + BLOCK_ROWS, len(queries)))  # within the sequence
                 where = (*batch, slice(queries.start + rows.start, queries.start + rows.stop), head)
                 scores, slope = scoring.capped(scale * (q[where].double() @ k[kv].double().T))
-                kept = scoring.kept(rows, len(queries), len(keys))
+                kept = scoring.kept(rows, len(queries), len(keys), q.device)
                 if kept is not None:
-                    scores = scores.masked_fill(~kept.to(scores.device), -math.inf)
+                    scores = scores.masked_fill(~kept, -math.inf)
                 sink = None if scoring.sink is None else scoring.sink[head].double()
                 yield Block(where, kv, q[where].double(), k[kv].double(), v[kv].double(), scores, slope, sink)
 
