@@ -5,7 +5,8 @@ eager (at issue), late (only when no warp can run), or seeded (at random points)
 result under all of them; a missing wait reads poison or stale data under `late`.
 
 ASSUMPTION: one first-in-first-out tensor pipe per CTA. The ISA orders MMAs only for the same accumulator, shape and
-kind, so this is stronger than promised. Copies complete in any order.
+kind, so this is stronger than promised. MMAs of a warpgroup come after each other (see `warpgroup`), those of several
+warpgroups and copies complete in any order.
 """
 
 import random
@@ -21,7 +22,7 @@ from .events import AsyncCompleted, AsyncIssued
 class AsyncOperation:
     """One operation in flight.
 
-    engine: tensor, tensor_load, bulk_load, bulk_store, bulk_reduce or cp_async. `thread` is the CTA lane number of
+    engine: tensor, wgmma, tensor_load, bulk_load, bulk_store, bulk_reduce or cp_async. `thread` is the CTA lane number of
     the issuing thread. `run` has the effect. `after` must complete first. `number` counts issues in the CTA.
     """
 
@@ -83,6 +84,7 @@ class AsyncEngines:
         self.current = operation
         operation.run(operation)
         operation.done = True
+        operation.after = ()
         operation.lanes.cta.progress += 1
         if self._completed:
             self._completed(AsyncCompleted(operation))

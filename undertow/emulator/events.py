@@ -209,6 +209,28 @@ class BulkGroup:
     kind: str = "bulk"
 
 
+@dataclass(frozen=True, slots=True)
+class WarpgroupStep:
+    """op mma, fence, commit or wait of wgmma by whole warps; limit: groups that a wait lets stay open."""
+
+    lanes: Any
+    decoded: Decoded
+    op: str
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAccess:
+    """An instruction that may touch a register of an asynchronous MMA in flight is about to execute.
+
+    Published for the instructions of `flow.suspicious_accesses` only; `mask` is the guard over the lanes.
+    """
+
+    lanes: Any
+    decoded: Decoded
+    mask: np.ndarray | None
+
+
 class EventBus:
     """Delivers events to the observers that asked for their class."""
 

@@ -205,6 +205,11 @@ class Machine:
         return cta, scheduler
 
     def _end(self, cta: Cta) -> None:
+        for warpgroup in cta.warpgroups.values():
+            try:
+                warpgroup.check_end()
+            except ProtocolError as error:
+                raise error.at(f"{self.program.name}, CTA {cta.position}") from None
         for key, barrier in cta.barriers.items():
             if key < 16:
                 self.tally.barriers[key] = self.tally.barriers.get(key, 0) + barrier.generation

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .memory import SharedMemory, TensorMemory
+from .warpgroup import Warpgroup
 
 FULL_MASK = 0xFFFFFFFF
 UNSIGNED = {"16": np.uint16, "32": np.uint32, "64": np.uint64}
@@ -15,7 +16,7 @@ UNSIGNED = {"16": np.uint16, "32": np.uint32, "64": np.uint64}
 class Wait:
     """Why lanes cannot go on. `ready` is asked again and again; the instruction then runs once more.
 
-    kind: mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc. subject: address, id or count, for the label.
+    kind: mbarrier, barrier, bulk_group, cp_async_group, wgmma_group, tmem_alloc. subject: address, id or count, for the label.
     can_expire: try_wait may come back false when nothing else can happen; `expired` tells it to.
     """
 
@@ -170,6 +171,7 @@ class Cta:
         self.tmem = TensorMemory()
         self.engines = machine.new_engines()
         self.barriers: dict[int, NamedBarrier] = {}
+        self.warpgroups: dict[int, Warpgroup] = {}
         self.position = (0, 0, 0)
         self.number = 0
         self.specials: dict[tuple[str, str], np.ndarray] = {}
@@ -188,6 +190,7 @@ class Cta:
         self.tmem.reset()
         self.engines.reset(number)
         self.barriers = {}
+        self.warpgroups = {}
         self.progress = self.polls = 0
         for (name, _), cell in self.specials.items():
             cell[...] = self.machine.cta_value(self, name)
@@ -196,6 +199,13 @@ class Cta:
     def finished(self) -> bool:
         """Whether every lane has exited."""
         return not any(w.groups for w in self.warps)
+
+    def warpgroup(self, warp: int) -> Warpgroup:
+        """The warpgroup of a warp."""
+        number = warp // 4
+        if number not in self.warpgroups:
+            self.warpgroups[number] = Warpgroup(number)
+        return self.warpgroups[number]
 
     def gang(self, first: int, count: int) -> LaneSet:
         """Whole warps first .. first + count - 1."""

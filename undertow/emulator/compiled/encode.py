@@ -16,6 +16,7 @@ import numpy as np
 from undertow import ptx
 
 from ..errors import UnsupportedPtx
+from ..flow import branch_table, successors
 from ..numpy_backend.operands import immediate_bits
 from ..program import Program
 from ..semantics import Decoded, TypedOperand
@@ -156,9 +157,9 @@ class Encoder:
     def _resolve(self, fields: Fields, decoded: Decoded, positions: list[int]) -> None:
         """Fill in branch targets now that positions are known."""
         if fields.op == BRANCH:
-            fields.aux[0] = positions[registers.successors(self.program, decoded)[0]]
+            fields.aux[0] = positions[successors(self.program, decoded)[0]]
         elif fields.op == INDEXED_BRANCH:
-            fields.aux[0] = self.list_of([positions[t] for t in registers.branch_table(self.program, decoded)])
+            fields.aux[0] = self.list_of([positions[t] for t in branch_table(self.program, decoded)])
 
     def _lane(self, decoded: Decoded) -> Fields:
         source = decoded.operands.get("a")

@@ -21,6 +21,7 @@ from . import (
     tensor_copy,
     warp,
     warp_matrix,
+    wgmma,
 )  # fmt: skip
 from .table import (
     CPP_FUNCTIONS,
@@ -39,5 +40,5 @@ __all__ = [
     "CPP_FUNCTIONS", "NO_EFFECTS", "ROWS", "Decoded", "Effect", "OperandSpec", "Row", "TypedOperand", "UnsupportedPtx",
     "asynchronous_copy", "barriers", "bulk_copy", "comparison", "control", "conversion", "data_movement", "decode",
     "floating", "half_precision", "integer", "logic", "mbarrier", "memory", "tcgen05", "tensor_copy", "warp",
-    "warp_matrix",
+    "warp_matrix", "wgmma",
 ]  # fmt: skip
