@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from undertow import ptx
 
+from ..flow import async_operands
 from ..semantics import Decoded
+from ..semantics.wgmma import form_of
 from .encode import Encoder, Fields
 from .form_parts import ATOMIC_OPS, ATOMIC_TYPES, LIST, Form, items_of, listed, put_address, put_scalars, simple
 
@@ -64,6 +66,21 @@ def _mma(encoder: Encoder, decoded: Decoded) -> Fields:
         _append(encoder, places, disabled[:6])
     fields.aux.update({0: int(isinstance(operands["a"].operand, ptx.Address)), 1: int("scale" in operands)})
     fields.aux[2] = min(len(disabled), 6)
+    return fields
+
+
+def _wgmma(encoder: Encoder, decoded: Decoded) -> Fields:
+    form, operands = form_of(decoded), decoded.operands
+    fields = Fields(op=encoder.machine_op("wgmma"))
+    names = ("b", "keep") if form.a_in_registers else ("a", "b", "keep")
+    put_scalars(encoder, fields, [operands[name] for name in names])
+    rows = {
+        name: encoder.list_of([encoder.register_target(item, "b32") for item in items_of(operands[name])])
+        for name in async_operands(decoded)
+    }
+    flags = (form.kind == "bf16", form.negate, form.a_mn_major, form.b_mn_major)
+    bits = sum(flag << place for place, flag in enumerate(flags))
+    fields.aux |= {0: form.n, 1: rows["acc"], 2: rows.get("a", -1), 3: bits, 4: decoded.instruction.line}
     return fields
 
 
@@ -129,6 +146,10 @@ FORMS: dict[str, Form] = {
     "tcgen05.st.sync.aligned.32x32b.b32": _registers("tmem_store", "b", False),
     "tcgen05.wait::ld.sync.aligned": simple("tmem_wait"),
     "tcgen05.wait::st.sync.aligned": simple("tmem_wait"),
+    "wgmma.mma_async.sync.aligned.f32": _wgmma,
+    "wgmma.fence.sync.aligned": simple("wgmma_fence"),
+    "wgmma.commit_group.sync.aligned": simple("wgmma_commit"),
+    "wgmma.wait_group.sync.aligned": simple("wgmma_wait", "limit"),
     "ldmatrix.sync.aligned.m8n8.b16": _registers("ldmatrix", "d", True),
     "stmatrix.sync.aligned.m8n8.b16": _registers("stmatrix", "b", False),
 }

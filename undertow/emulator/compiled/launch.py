@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .. import Options, Result
 
 _FAULTS = {1: MemoryFault, 2: ProtocolError, 3: Deadlock, 4: UnsupportedPtx, 5: LaunchError}
-_WAIT_KINDS = ("", "mbarrier", "barrier", "bulk_group", "cp_async_group", "tmem_alloc")
+_WAIT_KINDS = ("", "mbarrier", "barrier", "bulk_group", "cp_async_group", "tmem_alloc", "wgmma_group")
 _COMPLETIONS = {"eager": 0, "late": 1, "seeded": 2}
 _NUM_BARRIERS = 17
 _MAX_NOTES = 256

@@ -32,7 +32,7 @@ def warp_values(lanes, values) -> list[int]:
         return [int(values.flat[0])] * lanes.num_warps
     table = values.reshape(lanes.num_warps, 32)
     if (table != table[:, :1]).any():
-        raise ProtocolError("operand of a warp-wide tcgen05 instruction differs between lanes")
+        raise ProtocolError("operand of a warp-wide instruction differs between lanes")
     return table[:, 0].tolist()
 
 

@@ -9,17 +9,20 @@ float64, rounded once to f32. ASSUMED: real tensor cores align and truncate diff
 Registers and operands are read, and D is written, when the MMA completes.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
+
+from undertow import ptx
 
 from ..async_agents import AsyncOperation
 from ..descriptors import decode_wgmma_descriptor
-from ..errors import ProtocolError
+from ..errors import ProtocolError, UnsupportedPtx
 from ..events import WarpgroupStep
 from ..flow import async_operands
 from ..numpy_backend.arithmetic import widen
 from ..state import Wait
 from ..warpgroup import PARTIAL, WARPS
-from .lane_values import common_value
 from .matrix_operand import SharedOperand
 from .table import Effect, machine
 from .tcgen05 import warp_values
@@ -58,36 +61,52 @@ def whole_warps(lanes, mask, what: str) -> None:
         raise ProtocolError(f"{what} by warp {lanes.warps[-1]}, whose warpgroup has fewer than four warps", PARTIAL)
 
 
-def _sign(scale) -> int:
-    value = common_value(scale)
-    if value not in (1, -1):
-        raise ProtocolError(f"wgmma.mma_async with imm-scale {value}; allowed are 1 and -1")
-    return value
+@dataclass(frozen=True)
+class MmaForm:
+    """What the text of a wgmma.mma_async fixes. negate: the product's sign changes; majors are those of A and B."""
+
+    n: int
+    kind: str
+    a_in_registers: bool
+    negate: bool
+    a_mn_major: bool
+    b_mn_major: bool
 
 
-def _major(transpose) -> bool:
-    value = common_value(transpose)
-    if value not in (0, 1):
-        raise ProtocolError(f"wgmma.mma_async with imm-trans {value}; allowed are 0 and 1")
-    return bool(value)
+def form_of(decoded) -> MmaForm:
+    """Read a decoded instruction.
+
+    Raises: UnsupportedPtx for modifiers that are no legal literals and for a wrong number of registers.
+    """
+
+    def literal(name: str, allowed: tuple[int, ...]) -> int:
+        operand = decoded.operands[name].operand
+        if not isinstance(operand, ptx.Immediate) or operand.value not in allowed:
+            raise UnsupportedPtx(f"wgmma.mma_async with {name} {operand}; allowed are the literals {allowed}")
+        return operand.value
+
+    names = async_operands(decoded)
+    n = int(decoded.mods["shape"].partition("n")[2].partition("k")[0])
+    for name, count in {"acc": n // 2, "a": 4}.items():
+        if len(names.get(name, range(count))) != count:
+            raise UnsupportedPtx(
+                f"wgmma.mma_async {decoded.mods['shape']} with {len(names[name])} registers for"
+                f" {'D' if name == 'acc' else 'A'}; the shape has {count}"
+            )
+    a_mn_major = "trans_a" in decoded.operands and literal("trans_a", (0, 1)) == 1
+    return MmaForm(
+        n, decoded.mods["kind"].partition(".")[0], "a" in names,
+        literal("scale_a", (1, -1)) != literal("scale_b", (1, -1)), a_mn_major, literal("trans_b", (0, 1)) == 1,
+    )  # fmt: skip
 
 
 class _Mma:
     """Executes the MMAs of one instruction."""
 
     def __init__(self, decoded, bus):
-        self.decoded = decoded
-        self.kind = decoded.mods["kind"].partition(".")[0]
-        self.n = int(decoded.mods["shape"].partition("n")[2].partition("k")[0])
+        self.form = form_of(decoded)
         self.operand = SharedOperand(decoded, bus)
         self.names = async_operands(decoded)
-        wanted = {"acc": self.n // 2, "a": 4}
-        for name, registers in self.names.items():
-            if len(registers) != wanted[name]:
-                raise ProtocolError(
-                    f"wgmma.mma_async {decoded.mods['shape']} with {len(registers)} registers for operand"
-                    f" {'D' if name == 'acc' else 'A'}; the shape has {wanted[name]}"
-                )
         self._rows: dict[str, np.ndarray] = {}
 
     def rows(self, cta, name: str) -> np.ndarray:
@@ -99,19 +118,18 @@ class _Mma:
             self._rows[name] = np.array([slot.index for slot in slots])
         return self._rows[name]
 
-    def run(self, operation, a: int, b: int, keep: bool, facts: tuple[bool, bool, bool]) -> None:
-        """Read the operands, multiply, write the accumulator. facts: negate, A is MN-major, B is MN-major."""
-        cta = operation.lanes.cta
-        negate, a_mn_major, b_mn_major = facts
+    def run(self, operation, a: int, b: int, keep: int) -> None:
+        """Read the operands, multiply, write the accumulator."""
+        cta, form = operation.lanes.cta, self.form
         words = cta.registers.words["32"]
         columns = slice(operation.thread, operation.thread + THREADS)
-        if "a" in self.names:
-            a_values = widen(a_matrix(words[self.rows(cta, "a"), columns]), self.kind).astype(np.float64)
+        if form.a_in_registers:
+            a_values = widen(a_matrix(words[self.rows(cta, "a"), columns]), form.kind).astype(np.float64)
         else:
-            a_values = self.operand.read(operation, decode_wgmma_descriptor(a), a_mn_major, 64, self.kind)
-        b_values = self.operand.read(operation, decode_wgmma_descriptor(b), b_mn_major, self.n, self.kind)
+            a_values = self.operand.read(operation, decode_wgmma_descriptor(a), form.a_mn_major, 64, form.kind)
+        b_values = self.operand.read(operation, decode_wgmma_descriptor(b), form.b_mn_major, form.n, form.kind)
         product = a_values @ b_values.T
-        if negate:
+        if form.negate:
             np.negative(product, product)
         rows = self.rows(cta, "acc")
         if keep:
@@ -122,36 +140,29 @@ class _Mma:
 
 def _make_mma(decoded, bus):
     mma = _Mma(decoded, bus)
-    sink = bus.sink(WarpgroupStep)
-    a_in_registers = "a" in mma.names
+    form, sink = mma.form, bus.sink(WarpgroupStep)
 
-    def handler(lanes, mask, acc, a, b, keep, scale_a, scale_b, *transposes):
+    def handler(lanes, mask, acc, a, b, keep, *literals):
         whole_warps(lanes, mask, "wgmma.mma_async")
         if sink:
             sink(WarpgroupStep(lanes, decoded, "mma"))
-        negate = _sign(scale_a) != _sign(scale_b)
-        majors = [_major(t) for t in transposes]
-        facts = (negate, majors[0] if not a_in_registers else False, majors[-1])
-        a_bits = [0] * lanes.num_warps if a_in_registers else warp_values(lanes, a)
-        values = zip(lanes.warps, a_bits, warp_values(lanes, b), warp_values(lanes, keep), strict=True)
-        for warp, *operands in values:
-            _issue(lanes, warp, tuple(operands), facts)
+        a_bits = [0] * lanes.num_warps if form.a_in_registers else warp_values(lanes, a)
+        for warp, *operands in zip(lanes.warps, a_bits, warp_values(lanes, b), warp_values(lanes, keep), strict=True):
+            issue(lanes, warp, tuple(operands))
 
-    def _issue(lanes, warp: int, operands: tuple[int, ...], facts) -> None:
+    def issue(lanes, warp: int, operands: tuple[int, ...]) -> None:
         cta = lanes.cta
         group = cta.warpgroup(warp)
         cta.progress += 1
         ready = group.issue(warp % WARPS, decoded, operands)
         if ready is None:
             return
-        a_bits, b_bits, keep = operands
-
-        def run(operation):
-            mma.run(operation, a_bits, b_bits, bool(keep), facts)
-
         after = () if group.last is None else (group.last,)
-        details = {"number": ready.number, "a": a_bits, "b": b_bits, "n": mma.n, "keeps": bool(keep)}
-        group.last = AsyncOperation("wgmma", decoded, lanes, THREADS * group.number, run, after, details)
+        details = {"number": ready.number, "shape": form}
+        thread = THREADS * group.number
+        group.last = AsyncOperation(
+            "wgmma", decoded, lanes, thread, lambda operation: mma.run(operation, *operands), after, details
+        )
         cta.engines.issue(group.last)
 
     return handler

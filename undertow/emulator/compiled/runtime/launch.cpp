@@ -126,7 +126,7 @@ Launch make_launch(const Program& program, const LaunchArguments& a) {
     return launch;
 }
 
-std::string describe_wait(Cta& cta, const Wait& wait) {
+std::string describe_wait(Cta& cta, const Warp& warp, const Wait& wait) {
     char text[160] = "";
     if (wait.kind == WaitKind::mbarrier) {
         const Mbarrier& cell = cta.shared.mbarrier(wait.subject);
@@ -138,6 +138,14 @@ std::string describe_wait(Cta& cta, const Wait& wait) {
         const NamedBarrier& barrier = cta.barriers[int64_t(wait.subject)];
         const std::string expected = barrier.expected ? std::to_string(barrier.expected) : "all";
         std::snprintf(text, sizeof(text), "%lld of %s threads arrived", (long long)barrier.arrived, expected.c_str());
+    } else if (wait.kind == WaitKind::wgmma_group) {
+        const Warpgroup& group = cta.warpgroups[size_t(warp.number / kGroupWarps)];
+        std::snprintf(text, sizeof(text), "%lld groups of warp %d open, %llu allowed",
+                      (long long)group.open_count(warp.number % kGroupWarps), warp.number,
+                      (unsigned long long)wait.subject);
+        if (group.gathering.empty()) return text;
+        return text + ("; " + std::to_string(__builtin_popcount(group.gathering.front().warps)) +
+                       " of 4 warps have issued the next MMA");
     } else if (wait.kind == WaitKind::tmem_alloc) {
         return "live allocations: " + cta.tmem.describe();
     } else if (!wait.others.empty()) {
@@ -297,7 +305,7 @@ private:
                 blocked.kind = int(group.wait.kind);
                 blocked.mask = group.mask;
                 blocked.subject = group.wait.subject;
-                std::snprintf(blocked.detail, sizeof(blocked.detail), "%s", describe_wait(cta, group.wait).c_str());
+                std::snprintf(blocked.detail, sizeof(blocked.detail), "%s", describe_wait(cta, warp, group.wait).c_str());
             }
         }
     }

@@ -13,6 +13,7 @@
 #include "commit.hpp"
 #include "memory.hpp"
 #include "program.hpp"
+#include "warpgroup.hpp"
 
 namespace undertow {
 
@@ -36,7 +37,7 @@ private:
     uint64_t state_ = 0;
 };
 
-enum class WaitKind : int { none = 0, mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc };
+enum class WaitKind : int { none = 0, mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc, wgmma_group };
 
 // Why lanes cannot go on. When `is_ready` says so, the instruction runs once more.
 struct Wait {
@@ -72,7 +73,7 @@ struct NamedBarrier {
     int64_t arrived = 0, generation = 0, expected = 0, reduction = 0, result = 0;
 };
 
-enum class Engine : int { tensor, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
+enum class Engine : int { tensor, wgmma, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
 
 // Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there earlier.
 struct Place {
@@ -195,6 +196,8 @@ public:
     TensorMemory tmem;
     AsyncEngines engines;
     std::map<int64_t, NamedBarrier> barriers;
+    std::vector<Warpgroup> warpgroups;
+    std::vector<Operation> last_mma;  // of each warpgroup: the next one comes after it
     std::vector<uint8_t> local;
     std::vector<int64_t> executions;          // per PTX instruction, over all CTAs run here
     std::vector<Reduction> reductions;        // put off until all earlier CTAs have committed

@@ -109,7 +109,7 @@ std::vector<Operation> AsyncEngines::unfinished(GroupKind kind, int thread) {
     return all;
 }
 
-bool is_ready(Cta& cta, Warp&, const Wait& wait) {
+bool is_ready(Cta& cta, Warp& warp, const Wait& wait) {
     switch (wait.kind) {
         case WaitKind::none:
             return true;
@@ -136,6 +136,8 @@ bool is_ready(Cta& cta, Warp&, const Wait& wait) {
                 return cta.engines.open_count(kind, int(thread.first)) <= wait.argument;
             });
         }
+        case WaitKind::wgmma_group:
+            return cta.warpgroups[size_t(warp.number / kGroupWarps)].complete >= wait.argument;
         case WaitKind::tmem_alloc:
             return true;
     }
@@ -222,6 +224,7 @@ bool run_cta(Cta& cta) {
         }
     }
     while (cta.engines.pending()) cta.engines.step();
+    for (size_t i = 0; i < cta.warpgroups.size(); ++i) cta.warpgroups[i].check_end(int(i));
     return true;
 }
 

@@ -21,7 +21,7 @@ uint32_t warp_value(const Context& c, int32_t ref) {
     const uint32_t* row = c.row<uint32_t>(ref);
     for (int i = 1; i < kLanes; ++i) {
         if (row[i] != row[0]) {
-            fail(FaultKind::protocol, "operand of a warp-wide tcgen05 instruction differs between lanes");
+            fail(FaultKind::protocol, "operand of a warp-wide instruction differs between lanes");
         }
     }
     return row[0];
