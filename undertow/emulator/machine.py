@@ -13,7 +13,7 @@ import numpy as np
 from .async_agents import AsyncEngines
 from .description import Resolved
 from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
-from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
+from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted, RegisterAccess
 from .memory import ByteMemory
 from .numpy_backend.collectives import warp_by_warp
 from .numpy_backend.executor import Executor
@@ -54,6 +54,7 @@ class Machine:
             resolved.parameters, 0, self.program.kernel.parameter_bytes, "the parameter block"
         )
         self.instruction_sink = bus.sink(InstructionExecuted)
+        self.register_sink = bus.sink(RegisterAccess)
         self.executor = Executor(self, bus)
         self.tally = Tally()
         self._handlers: dict[int, Any] = {}

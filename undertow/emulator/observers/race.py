@@ -63,7 +63,7 @@ class Race:
     subscriptions: ClassVar[tuple[type, ...]] = (
         ev.CtaStarted, ev.CtaFinished, ev.MemoryAccess, ev.TmemAccess, ev.TmemAllocation, ev.TmemWait,
         ev.MbarrierOperation, ev.BarrierOperation, ev.WarpSynchronised, ev.FenceExecuted, ev.AsyncIssued,
-        ev.AsyncCompleted, ev.BulkGroup,
+        ev.AsyncCompleted, ev.BulkGroup, ev.WarpgroupStep,
     )  # fmt: skip
 
     def __init__(self, strict: bool = False, plan: Any = None, labels: Any = None):
@@ -81,6 +81,7 @@ class Race:
             ev.AsyncIssued: lambda e: self._of(e.lanes).sync.issue(e),
             ev.AsyncCompleted: lambda e: self._of(e.operation.lanes).sync.completed(e),
             ev.BulkGroup: lambda e: self._of(e.lanes).sync.group(e),
+            ev.WarpgroupStep: lambda e: self._of(e.lanes).sync.warpgroups.step(e),
             ev.CtaStarted: self._started,
             ev.CtaFinished: self._finished,
         }
@@ -150,7 +151,7 @@ class Race:
             return
         granules = self._engine_granules(event)
         if event.kind == "read":
-            watch.shared.engine_read(issued, granules, "tensor" if issued.engine == "tensor" else "bulk")
+            watch.shared.engine_read(issued, granules, _stream(issued))
         else:
             watch.shared.engine_write(issued, granules, event.proxy == "generic")
 
@@ -308,6 +309,13 @@ class Race:
                 if thread in threads:
                     watch.initialised[address] = (number, thread, True)
         watch.sync.fence(event)
+
+
+def _stream(issued: Issued) -> str:
+    """Readers of which only the latest is kept: the tensor pipe, each warpgroup, bulk stores."""
+    if issued.engine == "wgmma":
+        return f"warpgroup {issued.thread // 128}"
+    return "tensor" if issued.engine == "tensor" else "bulk"
 
 
 def _granule_shift(program: Any) -> int:

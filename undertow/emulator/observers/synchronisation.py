@@ -22,6 +22,7 @@ import numpy as np
 
 from ..state import FULL_MASK
 from .clocks import ORDER, Issued, Knowledge, Order
+from .warpgroup_order import WarpgroupOrder
 
 KEPT_PHASES = 16
 """Completed phases of a barrier whose clocks are kept; a wait for an older one learns the oldest kept."""
@@ -85,6 +86,7 @@ class Synchronisation:
         self.at_fence: list[Knowledge | None] = [None] * order.num_warps
         self.groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._open: dict[tuple[str, int], tuple[int, int]] = {}
+        self.warpgroups = WarpgroupOrder(order)
         self._no_knowledge = order.nothing()
 
     # mbarriers
@@ -200,6 +202,9 @@ class Synchronisation:
         """An operation enters a queue: it knows what its issuing thread knows."""
         operation, order = event.operation, self.order
         engine, thread = operation.engine, operation.thread
+        if engine == "wgmma":
+            self.operations[operation] = self.warpgroups.issue(operation)
+            return
         warp, lane = divmod(thread, 32)
         issued = Issued(order.knowledge_of(warp, lane), engine, thread, order.next)
         issued.details = operation.details

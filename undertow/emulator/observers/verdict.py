@@ -20,6 +20,7 @@ _ALERTS = {
 }
 _WAITS = {
     "tensor": "a wait for the mbarrier of a tcgen05.commit behind the MMA",
+    "wgmma": "wgmma.commit_group and a wgmma.wait_group that covers the MMA, then a signal",
     "bulk_load": "a wait for the mbarrier phase that the copy completes",
     "tensor_load": "a wait for the mbarrier phase that the copy completes",
     "bulk_store": "cp.async.bulk.wait_group by the thread that issued it, then a signal",
@@ -81,7 +82,7 @@ class Verdict:
             return "race"
         later = order.records.operations.get(conflict.later)
         warp = later.thread // 32 if later else int(order.records.column[conflict.later]) // 32
-        if later and conflict.earlier >= later.issued:
+        if later and (conflict.earlier >= later.issued or later.engine == "wgmma"):
             return "race"
         if warp == column // 32:
             return "warp-sync"
