@@ -15,6 +15,7 @@ from tests.emulator import (
     test_scalar_tables,
     test_tcgen05,
     test_warps,
+    test_wgmma,
 )
 from tests.emulator_compiled.differential import launch_on_both
 from undertow import emulator as emu
@@ -47,5 +48,6 @@ for _module in (
     test_scalar_tables,
     test_tcgen05,
     test_warps,
+    test_wgmma,
 ):
     collect(_module)

@@ -6,7 +6,8 @@ wgmma-register-in-flight  the warp reads or writes a register of D, or writes on
 wgmma-fence-missing       no wgmma.fence between an access to a register and the MMA that takes it, between MMAs of
                           different shapes on one register, or before the first MMA of a warp
 
-Every warp is judged by itself: what it has issued, committed, waited for and fenced. Source: PTX ISA,
+Every warp is judged by itself: what it has issued, committed, waited for and fenced. One missing wait is told once,
+for the latest MMA that it leaves in flight; one missing fence once, for the first MMA behind it. Source: PTX ISA,
 "wgmma.mma_async" and "wgmma.fence". ptxas answers an access in flight by waiting there, so that results are right and
 the MMAs serialised.
 """
@@ -102,30 +103,35 @@ class AsyncRegisters:
     def _mma(self, state: _WarpState, warp: int, decoded: Any) -> None:
         index, shape = decoded.index, decoded.mods["shape"]
         if not state.fenced:
-            self._unfenced(warp, index, -1, "", "before its first wgmma.mma_async")
+            self._unfenced(warp, index, -1, "before its first wgmma.mma_async")
+            state.fence()
         for operand, names in self._of(index).items():
             for name in names:
-                if name in state.touched:
-                    self._unfenced(warp, index, state.touched[name], name, "after an ordinary access to it")
                 before = state.owned.get(name)
-                if before and (before[0] != operand or (operand == "acc" and before[1] != shape)):
-                    self._unfenced(warp, index, before[2], name, "after a wgmma.mma_async used it in another way")
+                if name in state.touched:
+                    self._unfenced(warp, index, state.touched[name], f"{name} after an ordinary access to it")
+                    state.fence()
+                elif before and (before[0] != operand or (operand == "acc" and before[1] != shape)):
+                    self._unfenced(warp, index, before[2], f"{name} after a wgmma.mma_async used it in another way")
+                    state.fence()
                 state.owned[name] = (operand, shape, index)
         state.open.append(index)
 
     def _access(self, state: _WarpState, warp: int, decoded: Any) -> None:
         used = usage(decoded)
         state.touched.update(dict.fromkeys((*used.reads, *used.writes), decoded.index))
-        for mma in state.in_flight():
+        for mma in reversed(list(state.in_flight())):
             for operand, names in self._of(mma).items():
                 owned = set(names)
                 written, read = owned.intersection(used.writes), owned.intersection(used.reads)
                 if written or read:
                     self._touched(warp, decoded, (mma, operand), min(written or read), bool(written))
+                    return
 
     def _touched(self, warp: int, decoded: Any, owner: tuple[int, str], register: str, writes: bool) -> None:
         mma, operand = owner
-        key = (IN_FLIGHT, decoded.index, mma)
+        severity = "advice" if operand == "a" and not writes else "error"
+        key = (IN_FLIGHT, mma, severity)
         if self.ledger.has(*key):
             return
         part = "accumulator" if operand == "acc" else "A"
@@ -136,18 +142,17 @@ class AsyncRegisters:
         )
         missing = "wgmma.commit_group behind the MMA and a wgmma.wait_group that covers it"
         hint = "ptxas inserts a wait here and serialises the MMAs"
-        severity = "advice" if operand == "a" and not writes else "error"
         where, other = self._program.where(decoded.index), self._program.where(mma)
         self.ledger.add(key, Finding(IN_FLIGHT, message, where, other, hint, missing, severity=severity))
 
-    def _unfenced(self, warp: int, mma: int, access: int, register: str, when: str) -> None:
-        key = (UNFENCED, mma, access)
+    def _unfenced(self, warp: int, mma: int, access: int, what: str) -> None:
+        key = (UNFENCED, mma)
         if self.ledger.has(*key):
             return
         who = f"warp {warp} ({self._names.role(warp)})"
-        message = f"{who}: a wgmma.mma_async takes {register} {when}, with no wgmma.fence between"
-        if not register:
-            message = f"{who} executes no wgmma.fence {when}"
+        message = f"{who}: a wgmma.mma_async takes {what}, with no wgmma.fence between"
+        if access < 0:
+            message = f"{who} executes no wgmma.fence {what}"
         other = self._program.where(access) if access >= 0 else ""
         missing = "wgmma.fence by all four warps in front of the MMA"
         self.ledger.add(key, Finding(UNFENCED, message, self._program.where(mma), other, "", missing))

@@ -82,7 +82,8 @@ def form_of(decoded) -> MmaForm:
     def literal(name: str, allowed: tuple[int, ...]) -> int:
         operand = decoded.operands[name].operand
         if not isinstance(operand, ptx.Immediate) or operand.value not in allowed:
-            raise UnsupportedPtx(f"wgmma.mma_async with {name} {operand}; allowed are the literals {allowed}")
+            value = getattr(operand, "value", operand)
+            raise UnsupportedPtx(f"wgmma.mma_async with {name} {value}; allowed are the literals {allowed}")
         return operand.value
 
     names = async_operands(decoded)
