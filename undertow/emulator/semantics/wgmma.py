@@ -57,8 +57,10 @@ def whole_warps(lanes, mask, what: str) -> None:
     """Refuse part of a warp, and warps that make no whole warpgroup."""
     if not lanes.full or (mask is not None and not mask.all()):
         raise ProtocolError(f"{what} executed by part of a warp; all 32 lanes must take part", "partial-warp")
-    if lanes.warps[-1] // WARPS * WARPS + WARPS > len(lanes.cta.warps):
-        raise ProtocolError(f"{what} by warp {lanes.warps[-1]}, whose warpgroup has fewer than four warps", PARTIAL)
+    whole = len(lanes.cta.warps) // WARPS * WARPS
+    if lanes.warps[-1] >= whole:
+        warp = max(lanes.warps[0], whole)
+        raise ProtocolError(f"{what} by warp {warp}, whose warpgroup has fewer than four warps", PARTIAL)
 
 
 @dataclass(frozen=True)
