@@ -70,7 +70,10 @@ class Machine:
         if index not in self._handlers:
             decoded = self.program.code[index]
             assert decoded.row.make is not None
-            handler = decoded.row.make(decoded, self.bus)
+            try:
+                handler = decoded.row.make(decoded, self.bus)
+            except UnsupportedPtx as error:
+                raise error.at(self.program.where(index)) from None
             if decoded.guard and decoded.row.is_collective:
                 handler = warp_by_warp(decoded, handler)
             self._handlers[index] = handler
