@@ -134,7 +134,9 @@ def test_a_wait_may_leave_the_latest_groups_open():
 
 def test_a_group_that_was_not_committed_is_not_waited_for():
     product, _ = narrow(np.zeros((64, 8)))
-    assert (chain(product, "fence", "mma", "wait", "bar.sync 0;").run(options=emu.Options(completion="late")) == 0).all()
+    assert (
+        chain(product, "fence", "mma", "wait", "bar.sync 0;").run(options=emu.Options(completion="late")) == 0
+    ).all()
 
 
 def test_warps_of_a_warpgroup_that_multiply_differently():

@@ -16,7 +16,6 @@ from tests.flash_attn_4.launches import (
     Problem,
     preprocess,
     row_scalars,
-    rows,
     tensor_map,
     tiles,
 )

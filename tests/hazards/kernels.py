@@ -20,11 +20,11 @@ LANE_WORD = "    mov.u32 %r60, data;\n    mad.lo.u32 %r60, %lane, 4, %r60;\n"
 _numbers = itertools.count()
 
 
-def kernel(body: str) -> str:
+def kernel(body: str, target: str = "sm_100a") -> str:
     """PTX of a kernel with these instructions."""
     return f"""
 .version 8.8
-.target sm_100a
+.target {target}
 .address_size 64
 .shared .align 8 .b64 bars[8];
 .shared .align 4 .b32 word;
@@ -167,9 +167,11 @@ class Outcome:
         return "\n".join(str(finding) for c in self.checks for finding in c.findings)
 
 
-def watch(body: str, warps: int = 2, grid: int = 1, strict: bool = False, settings=SETTINGS) -> Outcome:
+def watch(
+    body: str, warps: int = 2, grid: int = 1, strict: bool = False, settings=SETTINGS, target: str = "sm_100a"
+) -> Outcome:
     """Run a kernel of that body under all observers in every setting."""
-    program = emu.load_program(kernel(body))
+    program = emu.load_program(kernel(body, target))
     checks = []
     for schedule, completion in settings:
         arrays = [np.arange(8192, dtype=np.float32), np.zeros(8192, np.float32), np.zeros(64, np.uint32)]

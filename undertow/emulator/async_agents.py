@@ -22,8 +22,8 @@ from .events import AsyncCompleted, AsyncIssued
 class AsyncOperation:
     """One operation in flight.
 
-    engine: tensor, wgmma, tensor_load, bulk_load, bulk_store, bulk_reduce or cp_async. `thread` is the CTA lane number of
-    the issuing thread. `run` has the effect. `after` must complete first. `number` counts issues in the CTA.
+    engine: tensor, wgmma, tensor_load, bulk_load, bulk_store, bulk_reduce or cp_async. `thread` is the CTA lane number
+    of the issuing thread. `run` has the effect. `after` must complete first. `number` counts issues in the CTA.
     """
 
     engine: str

@@ -77,13 +77,9 @@ def _is_written(typed: TypedOperand) -> bool:
 
 def async_operands(decoded: Decoded) -> dict[str, tuple[str, ...]]:
     """Registers by operand name that an instruction accesses after it has been issued."""
-    return {
-        name: tuple(registers_of(typed.operand)) for name, typed in decoded.operands.items() if typed.spec.is_async
-    }
+    return {name: tuple(registers_of(typed.operand)) for name, typed in decoded.operands.items() if typed.spec.is_async}
 
 
 def async_registers(program: Program) -> dict[str, None]:
     """All registers of a kernel that some instruction accesses asynchronously, in the order of the text."""
-    return {
-        name: None for decoded in program.code for names in async_operands(decoded).values() for name in names
-    }
+    return {name: None for decoded in program.code for names in async_operands(decoded).values() for name in names}

@@ -16,7 +16,8 @@ UNSIGNED = {"16": np.uint16, "32": np.uint32, "64": np.uint64}
 class Wait:
     """Why lanes cannot go on. `ready` is asked again and again; the instruction then runs once more.
 
-    kind: mbarrier, barrier, bulk_group, cp_async_group, wgmma_group, tmem_alloc. subject: address, id or count, for the label.
+    kind: mbarrier, barrier, bulk_group, cp_async_group, wgmma_group, tmem_alloc. subject: address, id or count, for the
+    label.
     can_expire: try_wait may come back false when nothing else can happen; `expired` tells it to.
     """
 

@@ -16,8 +16,8 @@ from .tmem import TmemLifetime
 from .uninitialised import UninitialisedRead
 
 __all__ = [
-    "Access", "AsyncRegisters", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Ownership", "Race", "RegisterPool",
-    "TmemLifetime", "UninitialisedRead", "WaitFor", "all_observers",
+    "Access", "AsyncRegisters", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Ownership", "Race",
+    "RegisterPool", "TmemLifetime", "UninitialisedRead", "WaitFor", "all_observers",
 ]  # fmt: skip
 
 

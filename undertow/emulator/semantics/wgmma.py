@@ -241,4 +241,3 @@ def _wait(decoded, bus):
         return None
 
     return handler
-
