@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -168,13 +169,15 @@ class Cta:
             Warp(w, FULL_MASK if (w + 1) * 32 <= num_threads else (1 << num_threads % 32) - 1) for w in range(num_warps)
         ]
         self.shared = SharedMemory(machine.shared_base, machine.shared_size)
+        self.shared.owner = self
         self.local = np.full((num_warps * 32, max(machine.program.local_bytes, 16)), 0xCD, np.uint8)
         self.tmem = TensorMemory()
         self.engines = machine.new_engines()
         self.barriers: dict[int, NamedBarrier] = {}
         self.warpgroups: dict[int, Warpgroup] = {}
         self.position = (0, 0, 0)
-        self.number = 0
+        self.number = self.rank = 0
+        self.cluster: Any = None
         self.specials: dict[tuple[str, str], np.ndarray] = {}
         self.progress = 0
         self.polls = 0

@@ -268,7 +268,7 @@ class Executor:
 
     @staticmethod
     def _on_exit(cta: Cta) -> None:
-        cta.progress += 1
+        cta.cluster.stir()
 
     def _stop(self, cta: Cta, warps: list[Warp], lanes: LaneSet, pc: int, result) -> None:
         """A blocking instruction did not go through: note why, or ask the warps of a gang one by one."""
