@@ -53,7 +53,7 @@ def check_bulk(size: int, *addresses: int) -> None:
 
 
 @machine(
-    "cp.async.bulk.<dst>.global.mbarrier::complete_tx::bytes{.multicast::cluster}{.L2::cache_hint} "
+    "cp.async.bulk.<dst>.global.mbarrier::complete_tx::bytes{.L2::cache_hint} "
     "[d], [a], size:u32, [m]{, policy:b64}",
     chapter=CHAPTER, effects=ASYNC_LOAD, dst="shared::cta shared::cluster",
 )  # fmt: skip

@@ -154,7 +154,7 @@ struct Program {
 
 struct Launch {
     const Program* program;
-    int32_t grid[3], block[3];
+    int32_t grid[3], block[3], cluster[3];
     int64_t dynamic_smem;
     uint64_t shared_base, shared_size;
     std::vector<uint8_t> parameters;
@@ -167,6 +167,8 @@ struct Launch {
     std::vector<int32_t> cta_order;
     CommitOrder* commits = nullptr;  // set while CTAs run in parallel
 };
+
+struct Cluster;
 
 // A thread block. Reused for one CTA of the grid after another.
 class Cta {
@@ -189,6 +191,8 @@ public:
 
     Launch& launch;
     int num_threads, number = 0, place = 0;  // `place` counts in the order of CTAs
+    Cluster* cluster = nullptr;
+    int rank = 0;  // in the cluster
     Place at;
     int32_t position[3] = {0, 0, 0};
     std::vector<Warp> warps;
@@ -255,8 +259,6 @@ extern const int num_machine_forms;
 extern const LaneHandler lane_handlers[];
 extern const int num_lane_handlers;
 
-// Runs a CTA to its end, or returns false when it only polls. Throws Fault; `cta.at` then says where.
-bool run_cta(Cta& cta);
 // `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait
 // for each other; done only when nothing else can run.
 void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake = false);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "machine.hpp"
+#include "cluster.hpp"
 
 namespace undertow {
 
@@ -123,9 +123,9 @@ bool is_ready(Cta& cta, Warp& warp, const Wait& wait) {
                                [&](const auto& other) { return is_over(other.first, other.second); });
         }
         case WaitKind::barrier: {
-            NamedBarrier& barrier = cta.barriers[int64_t(wait.subject)];
+            NamedBarrier& barrier = barrier_of(cta, int64_t(wait.subject));
             bool everybody = barrier.generation == wait.argument && barrier.expected == 0 &&
-                             barrier.arrived >= cta.live_warps() * kLanes;
+                             barrier.arrived >= live_warps_of(cta, int64_t(wait.subject)) * kLanes;
             if (everybody) complete_barrier(cta, barrier);
             return barrier.generation != wait.argument;
         }
@@ -193,38 +193,67 @@ bool expire_waits(Cta& cta) {
 
 }  // namespace
 
-bool run_cta(Cta& cta) {
-    int64_t progress = cta.progress, polls = cta.polls, since = cta.instructions, expired_at = -1;
-    while (!cta.finished()) {
-        const int64_t before = cta.instructions;
-        if (cta.launch.is_random_schedule) run_at_random(cta);
-        if (cta.instructions == before) sweep(cta);
-        const bool is_stuck = cta.instructions == before;
+bool run_cluster(Cluster& cluster) {
+    const auto each = [&cluster](auto&& body) {
+        for (auto& cta : cluster.ctas) {
+            cluster.current = cta.get();
+            if (body(*cta)) return true;
+        }
+        return false;
+    };
+    const auto step_engines = [&each] {
+        return each([](Cta& cta) {
+            if (!cta.engines.pending()) return false;
+            cta.engines.step();
+            return true;
+        });
+    };
+    int64_t progress = cluster.progress(), polls = cluster.polls(), since = cluster.instructions(), expired_at = -1;
+    while (!cluster.finished()) {
+        const int64_t before = cluster.instructions();
+        each([](Cta& cta) {
+            const int64_t own = cta.instructions;
+            if (cta.launch.is_random_schedule) run_at_random(cta);
+            if (cta.instructions == own) sweep(cta);
+            return false;
+        });
+        const bool is_stuck = cluster.instructions() == before;
         bool is_spinning = false;
-        if (cta.progress != progress) {
-            progress = cta.progress;
-            polls = cta.polls;
-            since = cta.instructions;
-        } else if (cta.polls - polls > kMaxPolls || cta.instructions - since > kMaxInstructionsWithoutProgress) {
-            polls = cta.polls;
-            since = cta.instructions;
+        if (cluster.progress() != progress) {
+            progress = cluster.progress();
+            polls = cluster.polls();
+            since = cluster.instructions();
+        } else if (cluster.polls() - polls > kMaxPolls ||
+                   cluster.instructions() - since > kMaxInstructionsWithoutProgress) {
+            polls = cluster.polls();
+            since = cluster.instructions();
             is_spinning = true;
         }
         if (!is_stuck && !is_spinning) continue;
-        if (cta.engines.pending()) {
-            cta.engines.step();
+        if (step_engines()) {
+            continue;
         } else if (is_spinning) {
             return false;
-        } else if (overtake(cta)) {
+        } else if (each(overtake)) {
             continue;
-        } else if (expired_at == cta.progress || !expire_waits(cta)) {
-            fail(FaultKind::deadlock, "deadlock: no warp can run and nothing is in flight");
-        } else {
-            expired_at = cta.progress;
         }
+        const bool may_expire = expired_at != cluster.progress();
+        bool any_expires = false;
+        if (may_expire) {
+            each([&any_expires](Cta& cta) {
+                any_expires |= expire_waits(cta);
+                return false;
+            });
+        }
+        if (!any_expires) fail(FaultKind::deadlock, "deadlock: no warp can run and nothing is in flight");
+        expired_at = cluster.progress();
     }
-    while (cta.engines.pending()) cta.engines.step();
-    for (size_t i = 0; i < cta.warpgroups.size(); ++i) cta.warpgroups[i].check_end(int(i));
+    while (step_engines()) {
+    }
+    each([](Cta& cta) {
+        for (size_t i = 0; i < cta.warpgroups.size(); ++i) cta.warpgroups[i].check_end(int(i));
+        return false;
+    });
     return true;
 }
 
