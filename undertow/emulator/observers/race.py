@@ -29,6 +29,7 @@ import numpy as np
 from .. import events as ev
 from .base import Finding, Ledger
 from .clocks import ORDER, Issued, Order
+from .cluster_order import CLUSTER_BARRIER, ClusterBarrier, ClusterShadow, knows_init, signal
 from .global_shadow import GlobalShadow
 from .named_barrier import NamedBarrierRounds
 from .names import Names
@@ -93,6 +94,8 @@ class Race:
         self._shift = _granule_shift(program)
         self._watches: dict[int, Watch] = {}
         self._global = GlobalShadow(self.verdict, self._shift, self.strict)
+        self._between = ClusterShadow(self.verdict, self._shift, self.strict)
+        self._cluster_barrier = ClusterBarrier()
         self._lane_cache: dict = {}
         self._granule_cache: dict = {}
 
@@ -121,6 +124,7 @@ class Race:
         watch = self._watches[id(event.cta)]
         for thread, reads, committed in watch.sync.unfinished_stores():
             self.verdict.exit_while_read(watch.order, reads, thread, committed)
+        self._between.forget(event.cta)
         watch.order.retire()
         del self._watches[id(event.cta)]
 
@@ -133,10 +137,12 @@ class Race:
                 self._engine_shared(watch, event)
                 return
             touch = self._touch(watch, event)
-            if event.kind == "read":
-                watch.shared.read(touch)
-            else:
-                watch.shared.write(touch)
+            if event.home is None:
+                watch.shared.read(touch) if event.kind == "read" else watch.shared.write(touch)
+            if len(watch.cta.cluster.ctas) > 1:
+                self._between.of(event.home or watch.cta).warps(watch, event, touch)
+            if touch.strong:
+                self._global.synchronise(watch, event)
         elif event.space == "global":
             if event.operation is not None:
                 issued = watch.sync.record_copy(event.operation)
@@ -148,6 +154,10 @@ class Race:
     def _engine_shared(self, watch: Watch, event) -> None:
         issued = watch.sync.record_copy(event.operation)
         if issued is None:
+            return
+        if len(watch.cta.cluster.ctas) > 1:
+            self._between.of(event.home or watch.cta).engine(watch, event, issued)
+        if event.home is not None:
             return
         granules = self._engine_granules(event)
         if event.kind == "read":
@@ -231,6 +241,9 @@ class Race:
 
     def _named_barrier(self, event) -> None:
         watch = self._of(event.lanes)
+        if event.barrier == CLUSTER_BARRIER:
+            self._cluster_barrier.step(watch, event)
+            return
         if event.op != "leave":
             watch.rounds.arrive(event)
         watch.sync.named_barrier(event)
@@ -239,6 +252,9 @@ class Race:
 
     def _mbarrier(self, event) -> None:
         watch = self._of(event.lanes)
+        if event.home is not None:
+            self._remote_mbarrier(watch, event)
+            return
         if event.op in ("init", "inval"):
             self._check_reuse(watch, event)
         else:
@@ -251,6 +267,17 @@ class Race:
         elif event.address in watch.initialised:
             self._check_init(watch, event)
         watch.sync.mbarrier(event)
+
+    def _remote_mbarrier(self, watch: Watch, event) -> None:
+        """A signal at an mbarrier of another CTA of the cluster."""
+        home = self._watches[id(event.home)]
+        if event.address in home.initialised:
+            number, thread, _ = home.initialised[event.address]
+            if not knows_init(watch, event, home.order, thread, number):
+                self.verdict.mbarrier_init(home.order, event, number, "order")
+        barrier = home.sync.mbarriers.get(event.address)
+        if barrier is not None and event.op != "expect_tx":
+            signal(watch, event, home.order, barrier)
 
     def _check_init(self, watch: Watch, event) -> None:
         """An mbarrier may be used by whoever its init happens before; by an engine once it is fenced as well."""

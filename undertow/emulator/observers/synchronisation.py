@@ -26,7 +26,7 @@ from .warpgroup_order import WarpgroupOrder
 
 KEPT_PHASES = 16
 """Completed phases of a barrier whose clocks are kept; a wait for an older one learns the oldest kept."""
-_COPIES = ("bulk_load", "tensor_load")
+COPIES = ("bulk_load", "tensor_load")
 _STORES = ("bulk_store", "bulk_reduce")
 
 
@@ -126,7 +126,7 @@ class Synchronisation:
             return
         into.join(issued.knowledge)
         clock = self.order.fit(into)
-        if issued.engine in _COPIES:
+        if issued.engine in COPIES:
             clock[ORDER, issued.column] = self.order.next
         else:
             clock[ORDER, issued.column] = max(clock[ORDER, issued.column], issued.writes)
@@ -217,7 +217,7 @@ class Synchronisation:
             read, issued.column = order.column("bulk reads", thread), order.column("bulk writes", thread)
             issued.reads = order.record_engine(instruction, read, issued)
             issued.writes = order.record_engine(instruction, issued.column, issued)
-        elif engine in _COPIES:
+        elif engine in COPIES:
             issued.column = order.column("copies", operation.details["mbarrier"])
         else:
             issued.column = order.column(engine, thread)

@@ -18,6 +18,7 @@ _ALERTS = {
     "tmem-lifetime": "a barrier of all that use the columns, before tcgen05.dealloc",
     "global-order": "a release after, and an acquire before, of one global word",
 }
+_BETWEEN_CTAS = "barrier.cluster by both CTAs, or an arrival at an mbarrier of the other one and a wait there"
 _WAITS = {
     "tensor": "a wait for the mbarrier of a tcgen05.commit behind the MMA",
     "wgmma": "wgmma.commit_group and a wgmma.wait_group that covers the MMA, then a signal",
@@ -124,14 +125,18 @@ class Verdict:
 
     # Global memory
 
-    def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, remark: str) -> None:
+    def global_memory(
+        self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, remark: str, shared: str = ""
+    ) -> None:
         """Two accesses of a global granule; earlier and later are (CTA, record, lane).
+
+        shared: the name of what is accessed, if it is shared memory of a cluster.
 
         remark: "same value" if both write what is there already, "early end" if only the end of the first is unknown,
         "proxy" if only the fence is missing.
         """
         first, second = self.orders[earlier[0]], self.orders[later[0]]
-        rule = "missing-proxy-fence" if remark == "proxy" else "global-order"
+        rule = "missing-proxy-fence" if remark == "proxy" else "race" if shared else "global-order"
         column = int(first.records.column[earlier[1]])
         if earlier[0] == later[0] and column < first.num_threads and not remark:
             same_warp = column // 32 == int(second.records.column[later[1]]) // 32
@@ -141,13 +146,13 @@ class Verdict:
         key = (rule, *sorted(places))
         if self.ledger.has(*key):
             return
-        buffer = self.names.global_memory(address)
+        buffer = shared or self.names.global_memory(address)
         accesses = tuple(
             self.names.access(order, number, lane, _verb(writes), buffer)
             for order, (_, number, lane), writes in zip((first, second), (earlier, later), kinds, strict=True)
         )
         operation = first.records.operations.get(earlier[1])
-        missing = _WAITS[operation.engine] if operation else _ALERTS[rule]
+        missing = _WAITS[operation.engine] if operation else _ALERTS.get(rule, _BETWEEN_CTAS)
         message = _sentence(*accesses)
         if remark == "early end":
             message = f"the signal between them does not cover the end of the first: {message}"

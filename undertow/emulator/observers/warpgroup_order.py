@@ -24,7 +24,7 @@ class _Stream:
     """Of one warpgroup: record number of each MMA, and what the warps that have issued one had in common."""
 
     numbers: list[int] = field(default_factory=list)
-    common: dict[int, np.ndarray] = field(default_factory=dict)
+    common: dict[int, Knowledge] = field(default_factory=dict)
 
 
 class WarpgroupOrder:
@@ -47,13 +47,14 @@ class WarpgroupOrder:
             elif event.op == "wait":
                 self._wait(warp, event.limit)
 
-    def _join(self, common: dict[int, np.ndarray], number: int, warp: int) -> None:
-        clock = self.order.knowledge_of_warp(warp)
+    def _join(self, common: dict[int, Knowledge], number: int, warp: int) -> None:
+        clock, foreign = self.order.knowledge_of_warp(warp), self.order.foreign[warp] or {}
         earlier = common.get(number)
         if earlier is not None:
-            width = min(earlier.shape[1], clock.shape[1])
-            clock = np.minimum(earlier[:, :width], clock[:, :width])
-        common[number] = clock
+            others = earlier.foreign or {}
+            foreign = {cta: _less(others[cta], foreign[cta]) for cta in others.keys() & foreign.keys()}
+            clock = _less(earlier.clock, clock)
+        common[number] = Knowledge(clock, dict(foreign) or None)
 
     def _wait(self, warp: int, limit: int) -> None:
         groups = self._groups[warp]
@@ -69,9 +70,15 @@ class WarpgroupOrder:
         """The last of the four warps has issued an MMA."""
         group = operation.warp // WARPS
         stream = self._streams[group]
-        known = Knowledge(stream.common.pop(operation.details["number"]))
+        known = stream.common.pop(operation.details["number"])
         issued = Issued(known, "wgmma", operation.thread, self.order.next)
         issued.column = self.order.column("wgmma", group)
         issued.reads = issued.writes = self.order.record_engine(operation.decoded.index, issued.column, issued)
         stream.numbers.append(issued.reads)
         return issued
+
+
+def _less(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """What two clocks have in common."""
+    width = min(one.shape[1], other.shape[1])
+    return np.minimum(one[:, :width], other[:, :width])
