@@ -6,6 +6,8 @@ wgmma-register-in-flight  the warp reads or writes a register of D, or writes on
 wgmma-fence-missing       no wgmma.fence between an access to a register and the MMA that takes it, between MMAs of
                           different shapes on one register, or before the first MMA of a warp
 
+POLICY: a copy from register to register between the fence and the MMA is advice. Compilers put such copies there, in
+front of an accumulator that begins anew; ptxas gives both the same register.
 Every warp is judged by itself: what it has issued, committed, waited for and fenced. One missing wait is told once,
 for the latest MMA that it leaves in flight; one missing fence once, for the first MMA behind it. Source: PTX ISA,
 "wgmma.mma_async" and "wgmma.fence". ptxas answers an access in flight by waiting there, so that results are right and
@@ -18,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+from undertow import ptx
 
 from .. import events as ev
 from ..flow import async_operands, usage
@@ -105,21 +109,31 @@ class AsyncRegisters:
         if not state.fenced:
             self._unfenced(warp, index, -1, "before its first wgmma.mma_async")
             state.fence()
+        worst: tuple[int, str] | None = None
         for operand, names in self._of(index).items():
             for name in names:
                 before = state.owned.get(name)
-                if name in state.touched:
-                    self._unfenced(warp, index, state.touched[name], f"{name} after an ordinary access to it")
-                    state.fence()
+                if name in state.touched and (worst is None or self._is_copy(worst[0])):
+                    worst = state.touched[name], f"{name} after an ordinary access to it"
                 elif before and (before[0] != operand or (operand == "acc" and before[1] != shape)):
-                    self._unfenced(warp, index, before[2], f"{name} after a wgmma.mma_async used it in another way")
-                    state.fence()
-                state.owned[name] = (operand, shape, index)
+                    worst = before[2], f"{name} after a wgmma.mma_async used it in another way"
+        if worst is not None:
+            self._unfenced(warp, index, *worst)
+            state.fence()
+        for operand, names in self._of(index).items():
+            state.owned.update(dict.fromkeys(names, (operand, shape, index)))
         state.open.append(index)
+
+    def _is_copy(self, index: int) -> bool:
+        decoded = self._program.code[index]
+        source = decoded.operands.get("a")
+        return decoded.instruction.opcode == "mov" and source is not None and isinstance(source.operand, ptx.Register)
 
     def _access(self, state: _WarpState, warp: int, decoded: Any) -> None:
         used = usage(decoded)
-        state.touched.update(dict.fromkeys((*used.reads, *used.writes), decoded.index))
+        for name in (*used.reads, *used.writes):
+            if name not in state.touched or self._is_copy(state.touched[name]):
+                state.touched[name] = decoded.index
         for mma in reversed(list(state.in_flight())):
             for operand, names in self._of(mma).items():
                 owned = set(names)
@@ -146,7 +160,8 @@ class AsyncRegisters:
         self.ledger.add(key, Finding(IN_FLIGHT, message, where, other, hint, missing, severity=severity))
 
     def _unfenced(self, warp: int, mma: int, access: int, what: str) -> None:
-        key = (UNFENCED, mma)
+        severity = "advice" if access >= 0 and self._is_copy(access) else "error"
+        key = (UNFENCED, mma, severity)
         if self.ledger.has(*key):
             return
         who = f"warp {warp} ({self._names.role(warp)})"
@@ -155,4 +170,5 @@ class AsyncRegisters:
             message = f"{who} executes no wgmma.fence {what}"
         other = self._program.where(access) if access >= 0 else ""
         missing = "wgmma.fence by all four warps in front of the MMA"
-        self.ledger.add(key, Finding(UNFENCED, message, self._program.where(mma), other, "", missing))
+        where = self._program.where(mma)
+        self.ledger.add(key, Finding(UNFENCED, message, where, other, "", missing, severity=severity))
