@@ -170,8 +170,9 @@ def test_a_tensor_copy_to_several_ctas():
     out = np.zeros((2, 32, 8), np.float32)
     body = (
         init(1) + RANK + LEAD + "@%q1 bra TOLD; mbarrier.arrive.expect_tx.shared.b64 _, [bar], 1024;"
-        "mov.b64 %d1, tm; cvta.param.u64 %d1, %d1; mov.b16 %h1, 3; mov.u32 %r12, data; mad.lo.u32 %r12, %r10, 512, %r12;"
-        f"mul.lo.u32 %r13, %r10, 4; cp.async.bulk.tensor.2d.shared::cluster.global.tile.{MULTICAST}"
+        "mov.b64 %d1, tm; cvta.param.u64 %d1, %d1; mov.b16 %h1, 3; mov.u32 %r12, data;"
+        "mad.lo.u32 %r12, %r10, 512, %r12; mul.lo.u32 %r13, %r10, 4;"
+        f"cp.async.bulk.tensor.2d.shared::cluster.global.tile.{MULTICAST}"
         " [%r12], [%d1, {0, %r13}], [bar], %h1; TOLD: bar.warp.sync -1;"
         + WAIT.format(0) + "mov.u32 %r14, data; mad.lo.u32 %r14, %t, 4, %r14;"
         + "".join(f"ld.shared.u32 %r{30 + i}, [%r14+{128 * i}];" for i in range(8))

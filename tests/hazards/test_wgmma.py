@@ -100,8 +100,8 @@ def test_a_copy_between_registers_is_advice():
     copy = "    mov.b32 %r20, %r21;\n"
     outcome = outcome_of(READY + FENCE + copy + mma() + COMMIT + done())
     assert outcome.rules == set() and outcome.advice == {UNFENCED}
-    assert_four(READY + copy + FENCE + mma() + COMMIT + done(), READY + FENCE + copy + WRITE_A + mma() + COMMIT + done(),
-                UNFENCED)  # fmt: skip
+    rest = mma() + COMMIT + done()
+    assert_four(READY + copy + FENCE + rest, READY + FENCE + copy + WRITE_A + rest, UNFENCED)
 
 
 def test_a_fence_of_three_warps_is_none():

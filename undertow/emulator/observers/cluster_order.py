@@ -100,10 +100,10 @@ class _Verdict:
         self.orders = verdict.orders
         self.home: Any = None
 
-    def global_memory(self, earlier, later, kinds, address, clock, remark) -> None:
+    def global_memory(self, earlier, later, kinds, place, clock, remark) -> None:
         """As `Verdict.global_memory`, for an address of the shared memory of `home`."""
-        buffer = f"{self.verdict.names.shared(address)} of CTA {self.home.position}"
-        self.verdict.global_memory(earlier, later, kinds, address, clock, remark, buffer)
+        buffer = f"{self.verdict.names.shared(place)} of CTA {self.home.position}"
+        self.verdict.global_memory(earlier, later, kinds, buffer, clock, remark)
 
 
 class ClusterShadow(GlobalShadow):

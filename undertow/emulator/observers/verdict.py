@@ -125,18 +125,15 @@ class Verdict:
 
     # Global memory
 
-    def global_memory(
-        self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, remark: str, shared: str = ""
-    ) -> None:
-        """Two accesses of a global granule; earlier and later are (CTA, record, lane).
+    def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, place: int | str, clock, remark: str) -> None:
+        """Two accesses of a granule by CTAs; earlier and later are (CTA, record, lane).
 
-        shared: the name of what is accessed, if it is shared memory of a cluster.
-
+        place: a global address, or the name of what is accessed in the shared memory of a cluster.
         remark: "same value" if both write what is there already, "early end" if only the end of the first is unknown,
         "proxy" if only the fence is missing.
         """
         first, second = self.orders[earlier[0]], self.orders[later[0]]
-        rule = "missing-proxy-fence" if remark == "proxy" else "race" if shared else "global-order"
+        rule = "missing-proxy-fence" if remark == "proxy" else "race" if isinstance(place, str) else "global-order"
         column = int(first.records.column[earlier[1]])
         if earlier[0] == later[0] and column < first.num_threads and not remark:
             same_warp = column // 32 == int(second.records.column[later[1]]) // 32
@@ -146,7 +143,7 @@ class Verdict:
         key = (rule, *sorted(places))
         if self.ledger.has(*key):
             return
-        buffer = shared or self.names.global_memory(address)
+        buffer = place if isinstance(place, str) else self.names.global_memory(place)
         accesses = tuple(
             self.names.access(order, number, lane, _verb(writes), buffer)
             for order, (_, number, lane), writes in zip((first, second), (earlier, later), kinds, strict=True)

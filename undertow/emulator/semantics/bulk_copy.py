@@ -92,9 +92,9 @@ def _make_bulk_load(decoded, bus):
     publish, signal = AsyncAccess(decoded, bus), Signals(decoded, bus)
     spreads = "mask" in decoded.operands
 
-    def handler(lanes, mask, dst, src, size, barrier, *rest):
-        cta = lanes.cta
-        ranks = rest[:1] if spreads else ()
+    def handler(lanes, mask, dst, src, size, *rest):
+        cta, barrier = lanes.cta, rest[0]
+        ranks = rest[1:2] if spreads else ()
         for position, (target, source, num_bytes, word, *to) in distinct(lanes, mask, dst, src, size, barrier, *ranks):
             check_bulk(num_bytes, target, source)
             homes, target, word = destinations(cta, target, word, to[0] if to else None)
@@ -112,7 +112,7 @@ def _make_bulk_load(decoded, bus):
                     if num_bytes:
                         home.shared.data[target : target + num_bytes] = data
                         publish(operation, "write", "shared", target, num_bytes, home)
-                    signal(lanes, "complete_tx", word, num_bytes, operation, home=home)
+                    signal(lanes, "complete_tx", (home, word), num_bytes, operation)
 
             details = {"shared": target, "global": source, "bytes": num_bytes, "mbarrier": word, "homes": homes}
             thread = int(lanes.index[position])
@@ -143,7 +143,7 @@ def _bulk_shared(decoded, bus):
                 home.shared.data[target : target + num_bytes] = cta.shared.data[source : source + num_bytes].copy()
                 publish(operation, "read", "shared", source, num_bytes)
                 publish(operation, "write", "shared", target, num_bytes, home)
-                signal(lanes, "complete_tx", word, num_bytes, operation, home=home)
+                signal(lanes, "complete_tx", (home, word), num_bytes, operation)
 
             details = {"shared": target, "source": source, "bytes": num_bytes, "mbarrier": word, "homes": homes}
             thread = int(lanes.index[position])

@@ -83,7 +83,7 @@ def _make_remote(decoded, bus):
                             lanes, decoded, kind, "shared", "generic", place, size * count, None, operation, home=home
                         )
                     )
-                signal(lanes, "complete_tx", word, size * count, operation, home=home)
+                signal(lanes, "complete_tx", (home, word), size * count, operation)
 
             details = {"shared": target, "bytes": size * count, "mbarrier": word, "homes": (home,)}
             thread = int(lanes.index[position])

@@ -42,12 +42,12 @@ class Signals:
         self.order = mods.get("order") or "release"
         self.scope = mods.get("scope") or "cta"
 
-    def __call__(self, lanes, op: str, address: int, count: int, operation=None, which=None, *, home=None) -> None:
-        """Do `op` (arrive, arrive_drop, expect_tx or complete_tx) on the barrier at an address, by lanes `which`.
+    def __call__(self, lanes, op: str, place: tuple[Any, int], count: int, operation=None, which=None) -> None:
+        """Do `op` (arrive, arrive_drop, expect_tx or complete_tx) on a barrier, by lanes `which`.
 
-        home: the CTA whose barrier it is, if it is not that of the lanes.
+        place: the CTA whose barrier it is, and its address there.
         """
-        cta = home or lanes.cta
+        cta, address = place
         cell = cta.shared.mbarrier(address)
         phase, completed = cell.phase, False
         if op == "expect_tx":
@@ -131,7 +131,7 @@ def _make_tx(op: str):
         def handler(lanes, mask, address, count):
             for position in range(lanes.n) if mask is None else np.flatnonzero(mask).tolist():
                 home, where = locate(lanes.cta, shared_address(int(full(address, lanes.n)[position])))
-                signal(lanes, op, where, int(full(count, lanes.n)[position]), None, np.array([position]), home=home)
+                signal(lanes, op, (home, where), int(full(count, lanes.n)[position]), None, np.array([position]))
 
         return handler
 
@@ -157,7 +157,7 @@ def _make_arrive(drop: bool, expects: bool):
                 home, where = locate(lanes.cta, where)
                 cell = home.shared.mbarrier(where)
                 tokens[:] = cell.phase << 32 | cell.pending
-                signal(lanes, op, where, arrivals, None, active_positions(lanes, mask), home=home)
+                signal(lanes, op, (home, where), arrivals, None, active_positions(lanes, mask))
                 return tokens
             addresses, counts = full(address, lanes.n), None if count is None else full(count, lanes.n)
             for position in range(lanes.n) if mask is None else np.flatnonzero(mask).tolist():
@@ -167,9 +167,9 @@ def _make_arrive(drop: bool, expects: bool):
                 amount = 1 if counts is None else int(counts[position])
                 which = np.array([position])
                 if expects:
-                    signal(lanes, "expect_tx", where, amount, None, which, home=home)
+                    signal(lanes, "expect_tx", (home, where), amount, None, which)
                     amount = 1
-                signal(lanes, op, where, amount, None, which, home=home)
+                signal(lanes, op, (home, where), amount, None, which)
             return tokens
 
         return handler

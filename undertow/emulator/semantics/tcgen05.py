@@ -317,7 +317,7 @@ def _commit(decoded, bus):
             cta.shared.mbarrier(word)
 
             def run(operation, word=word):
-                signal(lanes, "arrive", word, 1, operation)
+                signal(lanes, "arrive", (cta, word), 1, operation)
 
             thread = int(lanes.index[position])
             cta.engines.issue(AsyncOperation("tensor", decoded, lanes, thread, run, (), {"mbarrier": word}))

@@ -67,7 +67,7 @@ def _make_load(decoded, bus):
             home.shared.check_range(target, num_bytes)
             home.shared.view(8, 2)[chunks] = box.view(np.uint64).reshape(-1, 2)
             publish(operation, "write", "shared", target, num_bytes, home)
-            signal(lanes, "complete_tx", details["mbarrier"], num_bytes, operation, home=home)
+            signal(lanes, "complete_tx", (home, details["mbarrier"]), num_bytes, operation)
 
     def handler(lanes, mask, dst, tensor, barrier, *rest):
         address, coordinates = tensor

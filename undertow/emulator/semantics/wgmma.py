@@ -10,6 +10,7 @@ Registers and operands are read, and D is written, when the MMA completes.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ CHAPTER = "asynchronous-warpgroup-level-matrix-instructions"
 THREADS = 32 * WARPS
 DEPTH = 16
 SHAPES = " ".join(f"m64n{n}k16" for n in range(8, 257, 8))
-_CLASSES = {"shape": SHAPES, "kind": "bf16.bf16 f16.f16"}
+_CLASSES: dict[str, Any] = {"shape": SHAPES, "kind": "bf16.bf16 f16.f16"}
 
 
 def accumulator_matrix(registers: np.ndarray) -> np.ndarray:
@@ -145,7 +146,8 @@ def _make_mma(decoded, bus):
     mma = _Mma(decoded, bus)
     form, sink = mma.form, bus.sink(WarpgroupStep)
 
-    def handler(lanes, mask, acc, a, b, keep, *literals):
+    def handler(lanes, mask, *sources):
+        _, a, b, keep = sources[:4]
         whole_warps(lanes, mask, "wgmma.mma_async")
         if sink:
             sink(WarpgroupStep(lanes, decoded, "mma"))
