@@ -33,6 +33,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "hazard_figure": ({"emulator", "plan"}, set()),
     "campaign": ({"cases", "check", "emulator", "hazard_figure", "mutate", "pool", "ptx"}, {"numpy"}),
     "mutate": ({"cases", "check", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
+    "sweep": (
+        {"", "backward_case", "cases", "check", "emulated", "emulator", "inputs", "kernels", "mutate", "pool"}
+        | {"reference", "verify"},
+        {"numpy", "torch"},
+    ),
     "pool": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
@@ -148,7 +153,9 @@ def test_the_command_line_answers_before_anything_heavy_is_loaded():
     assert not loaded("undertow.cli", then="undertow = sys.modules['undertow.cli'].main(['--version'])") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["undertow.plan.schema", "undertow.kernels.sm100.plan", "undertow.ptx"])
+@pytest.mark.parametrize(
+    "module", ["undertow.plan.schema", "undertow.kernels.sm100.plan", "undertow.ptx", "undertow.sweep.matrix"]
+)
 def test_plans_and_ptx_need_only_the_standard_library(module):
     loaded(module, HEAVY)
 

@@ -65,8 +65,8 @@ class EmulatedBackward:
         return executed / max(1, self.tile_iterations)
 
 
-@functools.lru_cache(maxsize=16)  # decoding takes longer than running a small batch; four schedules have six kernels
-def _program(ptx: str, entry: str) -> emulator.Program:
+@functools.lru_cache(maxsize=128)  # decoding takes longer than running a small batch; `undertow sweep` has 96 kernels
+def program(ptx: str, entry: str) -> emulator.Program:
     return emulator.load_program(ptx, entry)
 
 
@@ -87,7 +87,7 @@ def backward(
     compiled = compile_for(schedule, tensors, settings)
     names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
     results = {
-        names[kernel]: emulator.launch(_program(kernel.ptx, kernel.entry), launch, options)
+        names[kernel]: emulator.launch(program(kernel.ptx, kernel.entry), launch, options)
         for kernel, launch in launches(compiled, tensors, settings)
     }
     run_seconds = sum(result.seconds for result in results.values())
