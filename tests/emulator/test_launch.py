@@ -63,7 +63,7 @@ def changed(place: int, value) -> dict:
         ({"block": (0,)}, r"block: \(0, 1, 1\); allowed are one to three positive integers"),
         ({"block": (2048,)}, "2048 threads; allowed are up to 1024"),
         ({"dynamic_smem": 300_000}, "dynamic_smem: 300000 bytes"),
-        ({"cluster": (2, 1, 1)}, r"cluster: \(2, 1, 1\)"),  # T04: pairs of CTAs are refused
+        ({"cluster": (2, 1, 1)}, r"cluster: \(2, 1, 1\)"),
         ({"kernel": "other"}, "kernel: no entry named 'other'"),
     ],
 )
