@@ -91,13 +91,12 @@ class AsyncEngines:
 
     def step(self) -> AsyncOperation:
         """Complete one operation: the oldest (late), or a random one that may go next (seeded)."""
-        ready = [o for o in self.copies if all(a.done for a in o.after)]
-        if self.tensor_pipe:
-            ready.append(self.tensor_pipe[0])
+        may_go = (o for o in self.copies if all(a.done for a in o.after))
         if self.mode == "seeded":
-            operation = self._random.choice(ready)
-        else:
-            operation = min(ready, key=lambda o: o.number)
+            operation = self._random.choice([*may_go, *list(self.tensor_pipe)[:1]])
+        else:  # both queues are in the order of issue
+            oldest = [o for o in (next(may_go, None), next(iter(self.tensor_pipe), None)) if o is not None]
+            operation = min(oldest, key=lambda o: o.number)
         if operation.engine == "tensor":
             self.tensor_pipe.popleft()
         else:

@@ -184,5 +184,6 @@ FORMS: dict[str, Form] = {
     "wgmma.commit_group.sync.aligned": simple("wgmma_commit"),
     "wgmma.wait_group.sync.aligned": simple("wgmma_wait", "limit"),
     "ldmatrix.sync.aligned.m8n8.b16": _registers("ldmatrix", "d", True),
+    "movmatrix.sync.aligned.m8n8.trans.b16": simple("movmatrix", "a", "d"),
     "stmatrix.sync.aligned.m8n8.b16": _registers("stmatrix", "b", False),
 }

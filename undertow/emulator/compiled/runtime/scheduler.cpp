@@ -1,5 +1,6 @@
 // Which warp runs next, when engines complete their work, and what to say when nothing can go on.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "cluster.hpp"
@@ -46,18 +47,20 @@ void AsyncEngines::complete(const Operation& operation) {
 
 // Completes one operation: the oldest (late), or a random one that may go next (seeded).
 void AsyncEngines::step() {
-    std::vector<Operation> ready;
-    for (const Operation& copy : copies_) {
-        bool may_go = std::all_of(copy->after.begin(), copy->after.end(), [](const Operation& o) { return o->done; });
-        if (may_go) ready.push_back(copy);
-    }
-    if (!tensor_pipe_.empty()) ready.push_back(tensor_pipe_.front());
+    const auto may_go = [](const Operation& copy) {
+        return std::all_of(copy->after.begin(), copy->after.end(), [](const Operation& o) { return o->done; });
+    };
     Operation chosen;
     if (mode_ == Completion::seeded) {
+        std::vector<Operation> ready;
+        std::copy_if(copies_.begin(), copies_.end(), std::back_inserter(ready), may_go);
+        if (!tensor_pipe_.empty()) ready.push_back(tensor_pipe_.front());
         chosen = ready[random_() % ready.size()];
-    } else {
-        chosen = *std::min_element(ready.begin(), ready.end(),
-                                   [](const Operation& a, const Operation& b) { return a->number < b->number; });
+    } else {  // both queues are in the order of issue
+        const auto oldest = std::find_if(copies_.begin(), copies_.end(), may_go);
+        if (oldest != copies_.end()) chosen = *oldest;
+        const bool has_pipe = !tensor_pipe_.empty();
+        if (has_pipe && (!chosen || tensor_pipe_.front()->number < chosen->number)) chosen = tensor_pipe_.front();
     }
     if (chosen->engine == Engine::tensor) {
         tensor_pipe_.erase(tensor_pipe_.begin());
