@@ -10,7 +10,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64
 
 from undertow.kernels.sm100.arguments import (
     dq_accumulator_argument,
@@ -19,7 +19,7 @@ from undertow.kernels.sm100.arguments import (
     rows_argument,
     vector_argument,
 )
-from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS, SM100_ROWS, RowLayout
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_SHAPE, DQ_ACCUMULATOR_STRIDES, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
 from undertow.plan.attention import PLAIN, RowVariant
@@ -48,29 +48,25 @@ class Results:
     mdSink: Any = None
 
 
-def build(
-    dtype: DType, variant: RowVariant = PLAIN, layout: RowLayout = SM100_ROWS
-) -> tuple[Any, tuple[Any, ...]]:
+def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of dQ."""
     postprocess_kernel.set_name_prefix("undertow_postprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
     sums = Sums(dq_accumulator_argument(), row_scalars_argument(padded=False) if variant.sink else None)
     results = Results(rows_argument(dtype), vector_argument(Float32) if variant.sink else None)
-    return postprocess, (layout, sums, results, packing_argument() if variant.packed else None, Float32(1.0))
+    return postprocess, (sums, results, packing_argument() if variant.packed else None, Float32(1.0))
 
 
 @cute.jit
-def postprocess(layout: Constexpr, sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
+def postprocess(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
     """Launch one CTA per accumulator tile."""
     batch, heads, tiles, _ = sums.mdQ_accumulator.shape
-    postprocess_kernel(layout, sums, results, packing, softmax_scale).launch(
+    postprocess_kernel(sums, results, packing, softmax_scale).launch(
         grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
     )
 
 
 @cute.kernel
-def postprocess_kernel(
-    layout: Constexpr, sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32
-):
+def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
     """Write dQ = softmax_scale * accumulator for the rows of one tile that exist, zeros for those that are not used.
 
     Error:  one rounding of f32 for the product, one of the 16-bit type.
@@ -79,7 +75,7 @@ def postprocess_kernel(
     tile = query_tile(sums.mdQ_accumulator, results.mdQ.shape[1], packing, TILE_M)
     accumulator = cute.make_tensor(
         sums.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None].iterator,
-        cute.make_layout(layout.dq_shape, stride=layout.dq_strides),
+        cute.make_layout(DQ_ACCUMULATOR_SHAPE, stride=DQ_ACCUMULATOR_STRIDES),
     )
     first, vector = thread // LANES_PER_ROW, thread % LANES_PER_ROW
     loaded = cute.make_rmem_tensor((VECTOR, PASSES), Float32)
@@ -92,22 +88,22 @@ def postprocess_kernel(
             rdQ = cute.make_rmem_tensor((VECTOR,), results.mdQ.element_type)
             rdQ.store((loaded[None, step].load() * softmax_scale).to(results.mdQ.element_type))
             if cutlass.const_expr(packing is not None):
-                _clear_unused(rdQ, row, tile)
+                clear_unused(rdQ, row, tile)
             target = results.mdQ[tile.batch, tile.first + row, tile.head, None]
             cute.autovec_copy(rdQ, cute.local_tile(target, (VECTOR,), (vector,)))
     if cutlass.const_expr(results.mdSink is not None):
-        _sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
+        sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
 
 
 @cute.jit
-def _clear_unused(rdQ: cute.Tensor, row: Int32, tile: QueryTile):
+def clear_unused(rdQ: cute.Tensor, row: Int32, tile: QueryTile):
     """Write zeros to a row that no sequence uses: its accumulator holds zeros, or nothing that means anything."""
     if row >= tile.used:
         rdQ.fill(0.0)
 
 
 @cute.jit
-def _sum_parts(mParts: cute.Tensor, mdSink: cute.Tensor, tile: QueryTile, thread: Int32):
+def sum_parts(mParts: cute.Tensor, mdSink: cute.Tensor, tile: QueryTile, thread: Int32):
     """Add up a head's dsink, in the CTA of its first tile.
 
     Always in the same order: the parts strided by thread, then the threads as a tree.

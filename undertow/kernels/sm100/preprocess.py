@@ -20,7 +20,7 @@ from undertow.kernels.sm100.arguments import (
     rows_argument,
     vector_argument,
 )
-from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS, SM100_ROWS, RowLayout
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
 from undertow.plan.attention import PLAIN, RowVariant
@@ -61,9 +61,7 @@ class RowOutputs:
     mdSink_parts: Any = None
 
 
-def build(
-    dtype: DType, variant: RowVariant = PLAIN, layout: RowLayout = SM100_ROWS
-) -> tuple[Any, tuple[Any, ...]]:
+def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of O and dO."""
     preprocess_kernel.set_name_prefix("undertow_preprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
     plain_scalars, padded_scalars = row_scalars_argument(padded=False), row_scalars_argument(padded=True)
@@ -81,20 +79,20 @@ def build(
         counters_argument() if variant.deterministic else None,
         row_scalars_argument(padded=False) if variant.sink else None,
     )
-    return preprocess, (layout, inputs, outputs, packing_argument() if variant.packed else None)
+    return preprocess, (inputs, outputs, packing_argument() if variant.packed else None)
 
 
 @cute.jit
-def preprocess(layout: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None):
+def preprocess(inputs: RowInputs, outputs: RowOutputs, packing: Packing | None):
     """Launch one CTA per accumulator tile."""
     batch, heads, tiles, _ = outputs.mdQ_accumulator.shape
-    preprocess_kernel(layout, inputs, outputs, packing).launch(
+    preprocess_kernel(inputs, outputs, packing).launch(
         grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
     )
 
 
 @cute.kernel
-def preprocess_kernel(layout: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None):
+def preprocess_kernel(inputs: RowInputs, outputs: RowOutputs, packing: Packing | None):
     """Write D, LSE in base 2 and a zero accumulator for one tile.
 
     Math:   D = rowsum(dO * O) - dLSE; LSE_log2 = LSE * log2(e); a sink's part of dsink = -sum exp(sink - LSE) * D
@@ -115,9 +113,9 @@ def preprocess_kernel(layout: Constexpr, inputs: RowInputs, outputs: RowOutputs,
     for step in cutlass.range_constexpr(PASSES):  # all loads are under way before the first is used
         row = first_row + step * ROWS_PER_PASS + lane // LANES_PER_ROW
         if row < tile.used:
-            cute.autovec_copy(_row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
-            cute.autovec_copy(_row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
-    _clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
+            cute.autovec_copy(row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
+            cute.autovec_copy(row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
+    clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
     if cutlass.const_expr(outputs.mTurns is not None):
         _reset_turn(outputs.mTurns, tile, thread)
 
@@ -126,17 +124,17 @@ def preprocess_kernel(layout: Constexpr, inputs: RowInputs, outputs: RowOutputs,
         products = rO[None, step].load().to(Float32) * rdO[None, step].load().to(Float32)
         partial = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
         sums[step] = cute.arch.warp_reduction_sum(partial, threads_in_group=LANES_PER_ROW)
-    _write_row_scalars(inputs, outputs, tile, sums, (warp, lane, layout))
+    _write_row_scalars(inputs, outputs, tile, sums, (warp, lane))
 
 
 @cute.jit
-def _row_vector(mX: cute.Tensor, tile: QueryTile, row: Int32, vector: Int32):
+def row_vector(mX: cute.Tensor, tile: QueryTile, row: Int32, vector: Int32):
     """Return the view of elements [8 vector, 8 vector + 8) of one row of the tile."""
     return cute.local_tile(mX[tile.batch, tile.first + row, tile.head, None], (VECTOR,), (vector,))
 
 
 @cute.jit
-def _clear(gTile: cute.Tensor, thread: Int32):
+def clear(gTile: cute.Tensor, thread: Int32):
     """Zero one accumulator tile with 16-byte stores; neighbouring threads write neighbouring vectors."""
     zeros = cute.make_rmem_tensor((4,), Float32)
     zeros.fill(0.0)
@@ -154,7 +152,7 @@ def _reset_turn(mTurns: cute.Tensor, tile: QueryTile, thread: Int32):
 @cute.jit
 def _write_row_scalars(inputs: RowInputs, outputs: RowOutputs, tile: QueryTile, sums: cute.Tensor, at: Constexpr):
     """Write the scalars of a warp's 16 rows with one instruction each: lane 8 g + s has the sum of row 4 s + g."""
-    warp, lane, layout = at
+    warp, lane = at
     step = lane % LANES_PER_ROW
     row = warp * ROWS_PER_WARP + step * ROWS_PER_PASS + lane // LANES_PER_ROW
     dsink = Float32(0.0)
@@ -170,9 +168,8 @@ def _write_row_scalars(inputs: RowInputs, outputs: RowOutputs, tile: QueryTile, 
         attended = LSE != NOTHING
         D = D if attended else Float32(0.0)
         LSE_log2 = LSE * LOG2_E if attended else Float32.inf
-        place = tile.tile * TILE_M + cute.make_layout(layout.scalar_shape, stride=layout.scalar_strides)(row)
-        outputs.mLSE_log2[tile.batch, tile.head, place] = LSE_log2
-        outputs.mD[tile.batch, tile.head, place] = -D if cutlass.const_expr(layout.negates_d) else D
+        outputs.mLSE_log2[tile.batch, tile.head, tile.tile * TILE_M + row] = LSE_log2
+        outputs.mD[tile.batch, tile.head, tile.tile * TILE_M + row] = D
         if cutlass.const_expr(inputs.mSink is not None):
             dsink = -cute.math.exp2(inputs.mSink[tile.head] * LOG2_E - LSE_log2, fastmath=True) * D
     if cutlass.const_expr(inputs.mSink is not None):

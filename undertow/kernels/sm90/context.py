@@ -16,15 +16,14 @@ from undertow.kernels.sm100.work import Work
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Tensors in, shared memory out. mLSE_log2, mD: (batch, heads, padded seqlen_q) fp32, in the order of the plan."""
+    """Tensors in, shared memory out. mTerms: (batch, heads, tiles, 2048) of the 16-bit type."""
 
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
     work: Work
     maps: TensorMaps
-    mLSE_log2: cute.Tensor
-    mD: cute.Tensor
+    mTerms: cute.Tensor
 
 
 @dataclass(frozen=True)

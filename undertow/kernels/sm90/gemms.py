@@ -16,10 +16,11 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
 from undertow.kernels.sm100.bind import SharedMemory
-from undertow.kernels.sm90.plan import WARPGROUP_THREADS, WARPGROUPS
-from undertow.plan.schema import Plan
+from undertow.kernels.sm90.plan import ROW_TERMS, TERM_UNITS, WARPGROUP_THREADS, WARPGROUPS
+from undertow.plan.schema import DType, Plan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
+_BITS = {(DType.BF16, 1.0): 0x3F80, (DType.F16, 64.0): 0x5400}
 SMEM, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
@@ -40,22 +41,35 @@ class Gemm:
         """Registers for the thread's part of operand a."""
         return cute.make_rmem_tensor(self.mma.partition_shape_A(self.shape[::2]), ELEMENT_TYPES[plan.dtype])
 
-    def issue(self, d: cute.Tensor, a: Any, stage: Any, accumulate: bool) -> None:
-        """Issue d = a b or d += a b and close its group. a: registers, or the stage of a in shared memory."""
-        a = a if self.a is None else self.a[None, None, None, a]
-        b = self.b[None, None, None, stage]
-        atom = cute.make_mma_atom(self.mma.op)
+    def issue(self, d: cute.Tensor, a: Any, stage: Any, accumulate: bool, onto: Any = None) -> None:
+        """Issue d = a b, d += a b, or d = a b + onto, and close its group.
+
+        a: registers, or the stage of a in shared memory. onto: a one-step GEMM and its operand a; same stage.
+        """
         warpgroup.fence()
+        if onto is not None:
+            gemm, operand = onto
+            gemm.steps(d, operand, gemm.b[None, None, None, stage], False)
+        a = a if self.a is None else self.a[None, None, None, a]
+        self.steps(d, a, self.b[None, None, None, stage], accumulate or onto is not None)
+        warpgroup.commit_group()
+
+    def steps(self, d: cute.Tensor, a: Any, b: Any, accumulate: bool) -> None:
+        """Issue the instructions, 16 of k each."""
+        atom = cute.make_mma_atom(self.mma.op)
         for k in range(cute.size(a.shape[2])):
             atom.set(warpgroup.Field.ACCUMULATE, accumulate or k > 0)
             cute.gemm(atom, d, a[None, None, k], b[None, None, k], d)
-        warpgroup.commit_group()
 
 
 @dataclass(frozen=True)
 class Gemms:
-    """S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K."""
+    """S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, dQ = dS K.
 
+    row: a step of k = 16 that adds a number of each query row to the columns of S or dP.
+    """
+
+    row: Gemm
     s: Gemm
     dp: Gemm
     dv: Gemm
@@ -70,7 +84,8 @@ def gemms(smem: SharedMemory, owner: Int32) -> Gemms:
     q, k, v, do = (_rows(smem, region) for region in ("sQ", "sK", "sV", "sdO"))
     ds = _panels(smem, "sdS")
     return Gemms(
-        s=_gemm(plan, (n, m, d), owner, None, (q, K_MAJOR)),
+        row=_gemm(plan, (n, m, ROW_TERMS), owner, None, (_row_terms(smem), K_MAJOR)),
+        s=_gemm(plan, (n, m, d), owner, (k, K_MAJOR), (q, K_MAJOR)),
         dp=_gemm(plan, (n, m, d), owner, (v, K_MAJOR), (do, K_MAJOR)),
         dv=_gemm(plan, (n, d, m), owner, None, (_transposed(do), MN_MAJOR)),
         dk=_gemm(plan, (n, d, m), owner, None, (_transposed(q), MN_MAJOR)),
@@ -102,12 +117,29 @@ def _panels(smem: SharedMemory, region: str) -> cute.Tensor:
     return _tensor(smem, region, cute.tile_to_shape(atom, (of.columns, of.rows, of.stages), order=(1, 0, 2)))
 
 
+def _row_terms(smem: SharedMemory) -> cute.Tensor:
+    """sRow as (query rows, 16 terms, stages): rows of 32 bytes under the 32-byte swizzle."""
+    of = smem.plan.smem_region("sRow")
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW32, ELEMENT_TYPES[of.dtype])
+    return _tensor(smem, "sRow", cute.tile_to_shape(atom, (of.rows, of.columns, of.stages), order=(0, 1, 2)))
+
+
 def _tensor(smem: SharedMemory, region: str, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(cute.recast_ptr(smem.pointer(region), layout.inner), layout.outer)
 
 
 def _transposed(rows: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(rows.iterator, cute.select(rows.layout, [1, 0, 2]))
+
+
+def add_number(gemms: Gemms, plan: Plan, number: int) -> tuple[Gemm, cute.Tensor]:
+    """What adds a number of each query row to an accumulator, as `onto`: its terms times the unit, the others' zero."""
+    operand = gemms.row.operand(plan)
+    unit = _BITS[plan.dtype, TERM_UNITS[plan.dtype]]
+    half = cute.size(words(operand)) // 2
+    for index in range(2 * half):
+        words(operand)[index] = Int32(unit << 16 | unit if index // half == number else 0)
+    return gemms.row, operand
 
 
 def words(registers: cute.Tensor) -> cute.Tensor:

@@ -6,32 +6,14 @@ Plain Python that is called while a kernel is traced.
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32
-
-
-def load_matrices(address: Int32) -> list[Int32]:
-    """ldmatrix x4: four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l // 8."""
-    return list(
-        cute.arch.inline_ptx(
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[address],
-        )
-    )
+from cutlass import Int32
 
 
 def store_matrices(address: Int32, words: list[Int32]) -> None:
-    """stmatrix x4: the inverse of `load_matrices`."""
+    """stmatrix x4: four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l // 8."""
     cute.arch.inline_ptx(
         "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[address, *words],
-    )
-
-
-def multiply_add(a: Float32, b: Float32, c: Float32) -> Float32:
-    """a b + c with one rounding."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
     )
 
 

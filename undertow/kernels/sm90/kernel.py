@@ -3,6 +3,7 @@
 This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
@@ -13,7 +14,6 @@ from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
     packing_argument,
-    row_scalars_argument,
     rows_argument,
 )
 from undertow.kernels.sm100.bind import (
@@ -25,8 +25,9 @@ from undertow.kernels.sm100.bind import (
     set_registers,
 )
 from undertow.kernels.sm100.context import TensorMaps
-from undertow.kernels.sm100.kernel import Inputs, Outputs, Workspaces, tensor_map
+from undertow.kernels.sm100.kernel import Inputs, Outputs, tensor_map
 from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
+from undertow.kernels.sm90.arguments import row_terms_argument
 from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
 from undertow.kernels.sm90.roles.compute import compute
 from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
@@ -38,6 +39,18 @@ from undertow.plan.schema import Plan
 SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
 
 
+@dataclass(frozen=True)
+class Workspaces:
+    """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
+
+    mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    """
+
+    mTerms: cute.Tensor
+    mdQ_accumulator: cute.Tensor
+    mTurns: Any = None
+
+
 def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`."""
     entry = f"undertow_backward_sm90_{plan.attention.name}".replace("-", "_")
@@ -46,8 +59,7 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     arguments = (
         Inputs(*rows[:4]),
         Workspaces(
-            row_scalars_argument(padded=True),
-            row_scalars_argument(padded=True),
+            row_terms_argument(plan.dtype),
             dq_accumulator_argument(),
             counters_argument() if plan.attention.deterministic else None,
         ),
@@ -96,7 +108,7 @@ def backward_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
     set_up(smem, maps, warp)
-    work = cta_work(plan, scalars, outputs.mdK, buffers.mD.shape[1], packings)
+    work = cta_work(plan, scalars, outputs.mdK, buffers.mTerms.shape[1], packings)
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
@@ -114,7 +126,7 @@ def backward_kernel(
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
-            load(LoadContext(plan, channels(smem, "load"), smem, work, maps, buffers.mLSE_log2, buffers.mD))
+            load(LoadContext(plan, channels(smem, "load"), smem, work, maps, buffers.mTerms))
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start
             reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, work))

@@ -26,7 +26,9 @@ WARPGROUPS = 2
 WARPGROUP_ROWS = 64  # keys that a compute warpgroup owns; also the query rows of its share of dQ
 WARPGROUP_THREADS = 128
 LOAD_STAGES = 2
-DS_STAGES = 2  # dS of tile t is read until the burst after the next one of the same warpgroup has started
+ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
+TERM_UNITS = {DType.BF16: 1.0, DType.F16: 64.0}  # what a term counts; the exponents of f16 reach only so far
+DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
 
 # Registers: 2 x 128 threads of 240 and 128 of 24 are 64512 of the 65536 of an SM.
 ROLES = (
@@ -54,19 +56,19 @@ PIPELINES = (
         "load_compute_q",
         "load",
         "compute",
-        ("sQ", "sLSE"),
+        ("sQ", "sRow"),
         stages=LOAD_STAGES,
         first_also=("sK",),
-        why="S and dK have read Q, the softmax LSE",
+        why="S, dP and dK have read Q and the row terms",
     ),
     Pipeline(
         "load_compute_do",
         "load",
         "compute",
-        ("sdO", "sD"),
+        ("sdO",),
         stages=LOAD_STAGES,
         first_also=("sV",),
-        why="dP and dV have read dO, dP has started from D",
+        why="dP and dV have read dO",
     ),
 )
 
@@ -75,10 +77,12 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     """The plan for one element type and variant of attention.
 
     dtype: element type of Q, K, V, dO, P and dS.
-    Raises PlanError for a dtype that is not 16 bits wide, and for what this kernel does not do yet.
+    Raises PlanError for a dtype that is not 16 bits wide, and for a softcap, which this kernel does not have.
     """
     if dtype.bytes != 2:
         raise PlanError(f"dtype {dtype.label} is {dtype.bytes} bytes wide; allowed: bf16, f16")
+    if attention.softcap:
+        raise PlanError("softcap is not there on sm_90a; allowed: None")
     return Plan(
         name="pingpong",
         what="two warpgroups in turns, dQ of the first one tile late",
@@ -101,16 +105,14 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
 
 def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
     """Shared memory in the order it is packed. sdS: a panel of 64 query columns of all keys after another."""
-    f32 = DType.F32
     return (
-        SmemRegion("sLSE", 1, TILE_M, f32, stages=LOAD_STAGES, align=128),
-        SmemRegion("sD", 1, TILE_M, f32, stages=LOAD_STAGES, align=128),
+        SmemRegion("sRow", TILE_M, ROW_TERMS, dtype, stages=LOAD_STAGES),
         SmemRegion("sQ", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sK", TILE_N, HEAD_DIM, dtype),
         SmemRegion("sV", TILE_N, HEAD_DIM, dtype),
         SmemRegion("sdO", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sdS", TILE_N, TILE_M, dtype, stages=DS_STAGES),
-        SmemRegion("sdQ", WARPGROUP_ROWS, HEAD_DIM, f32, stages=WARPGROUPS),
+        SmemRegion("sdQ", WARPGROUP_ROWS, HEAD_DIM, DType.F32, stages=WARPGROUPS),
     )
 
 
@@ -119,10 +121,9 @@ def load_program() -> tuple[Step, ...]:
     return (
         Wait("load_compute_q", "empty", -LOAD_STAGES),
         Copy("sQ", "load_compute_q"),
-        Copy("sLSE", "load_compute_q"),
+        Copy("sRow", "load_compute_q"),
         Wait("load_compute_do", "empty", -LOAD_STAGES),
         Copy("sdO", "load_compute_do"),
-        Copy("sD", "load_compute_do"),
     )
 
 
@@ -142,22 +143,14 @@ def dq_accumulator_index(row: int, column: int) -> int:
     A warpgroup's 64 x 64 share is stored as its threads hold it after the GEMM: [group of 8 columns][thread][4], where
     a thread has columns c and c + 1 of rows r and r + 8.
     """
-    warpgroup, within = divmod(row, WARPGROUP_ROWS)
-    warp, within = divmod(within, 16)
-    half, row_of_8 = divmod(within, 8)
-    group, of_8 = divmod(column, 8)
-    pair, element = divmod(of_8, 2)
-    thread = warp * 32 + row_of_8 * 4 + pair
-    share = warpgroup * WARPGROUP_ROWS * HEAD_DIM
-    return share + (group * WARPGROUP_THREADS + thread) * 4 + half * 2 + element
+    thread = row // 16 % 4 * 32 + row % 8 * 4 + column % 8 // 2
+    within = (column // 8 * WARPGROUP_THREADS + thread) * 4 + row // 8 % 2 * 2 + column % 2
+    return row // WARPGROUP_ROWS * (WARPGROUP_ROWS * HEAD_DIM) + within
 
 
-def row_scalar_index(row: int) -> int:
-    """Where LSE or D of a query row lies within the 16 of its group, so that a thread's four are one vector.
+def row_term_index(row: int, number: int) -> int:
+    """Element of a tile's row terms at which the terms of a number of a query row begin, 8 of them.
 
-    A thread has the columns 8 j + c and 8 j + c + 1 of a score tile, c = 2 (lane % 4): four of two neighbouring j.
+    number: 0 is -LSE / softmax_scale, 1 is -D. Rows have 32 bytes under the 32-byte swizzle, as wgmma reads them.
     """
-    group, within = divmod(row, 16)
-    j, of_8 = divmod(within, 8)
-    pair, element = divmod(of_8, 2)
-    return group * 16 + pair * 4 + j * 2 + element
+    return (row * 2 + (number ^ (row // 4 % 2))) * (ROW_TERMS // 2)

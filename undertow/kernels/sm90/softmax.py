@@ -13,11 +13,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from undertow.kernels.sm100.instructions import packed
-from undertow.kernels.sm90.instructions import multiply_add
 from undertow.plan.schema import DType
 
-LOG2_E = math.log2(math.e)
-ROWS = 2  # key rows of a thread: r and r + 8
+UNSEEN = -math.inf  # exponent of a P of zero
 
 
 def column_of(register: int) -> int:
@@ -30,26 +28,33 @@ def row_of(register: int) -> int:
     return register // 2 % 2
 
 
-def statistic_of(register: int) -> int:
-    """Which of a thread's 32 values of LSE or D belongs to a register."""
-    return register // 4 * 2 + register % 2
+def probabilities(exponents: list[Float32]) -> list[Float32]:
+    """P = 2^exponent. Error: ex2.approx, relative 2^-22 (PTX ISA, ex2)."""
+    return [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
 
 
-def probabilities(scores: list[Float32], lse_log2: list[Float32], scale_log2: Float32) -> list[Float32]:
-    """P = 2^(S * scale_log2 - LSE_log2). LSE_log2 = +inf, as in padding rows, gives 0. Error: PTX ISA, ex2.approx."""
-    return [
-        cute.math.exp2(multiply_add(score, scale_log2, -lse), fastmath=True)
-        for score, lse in zip(scores, lse_log2)
-    ]
+def bounded(exponents: list[Float32]) -> list[Float32]:
+    """Exponents of at most 1, which no pair that exists reaches by more than the rounding of LSE.
+
+    Keys that do not exist have a score of 0, and 2^-LSE may overflow: dQ would then add infinity times their K, zero.
+    """
+    return [cute.arch.fmin(exponent, Float32(1.0)) for exponent in exponents]
 
 
-def masked(p: list[Float32], columns: list[int], rows: list[int], seen: list[tuple[Int32, Int32]]) -> list[Float32]:
-    """P with zeros where the key is not seen. seen: first column and one past the last, for each of the key rows."""
-    out = []
-    for value, column, row in zip(p, columns, rows):
-        first, end = seen[row]
-        kept = (Int32(column) >= first) & (Int32(column) < end)
-        out.append(Float32(cutlass.select_(kept, value, Float32(0.0))))
+def masked(exponents: list[Float32], start: int, seen: tuple[Int32 | None, Int32 | None]) -> list[Float32]:
+    """-inf in the place of exponents of pairs that are not seen.
+
+    start: their first register. seen: the first column that sees the thread's first key and one past the last, counted
+    from the thread's first column; its second key, 8 further, is seen 8 columns later. None is no bound.
+    """
+    (first, end), out = seen, []
+    for register, exponent in enumerate(exponents, start):
+        column = Int32(column_of(register) - 8 * row_of(register))
+        if first is not None:
+            exponent = Float32(cutlass.select_(column >= first, exponent, Float32(UNSEEN)))
+        if end is not None:
+            exponent = Float32(cutlass.select_(column < end, exponent, Float32(UNSEEN)))
+        out.append(exponent)
     return out
 
 

@@ -1,7 +1,7 @@
 """The load warp: brings every tile from global to shared memory.
 
-Waits for empty slots, signals full ones by the bytes that arrive. LSE travels with Q and D with dO; K travels with the
-first Q tile and V with the first dO tile. Rows beyond a sequence's end are filled with zeros by TMA, also where another
+Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q,
+K with the first Q tile and V with the first dO tile. Rows beyond a sequence's end are filled with zeros by TMA, also where another
 sequence follows.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from undertow.kernels.sm100.bind import multiple, rows_layout
+from undertow.kernels.sm100.bind import rows_layout
 from undertow.kernels.sm90.context import LoadContext
 from undertow.plan.steps import Copy, Wait
 
@@ -46,12 +46,12 @@ def _load_trip(c: LoadContext, trip: int | Int32, query: tuple[Int32, Int32]) ->
 
 
 def _copy(c: LoadContext, region: str, target: cute.Pointer, place: tuple[Int32, Int32], barrier: cute.Pointer) -> None:
-    """Start the copy of a tile of rows, or of row statistics, that completes `barrier`. place: head and tile."""
+    """Start the copy of a tile of rows, or of its row terms, that completes `barrier`. place: head and tile."""
     maps = {"sQ": c.maps.q, "sK": c.maps.k, "sV": c.maps.v, "sdO": c.maps.do}
     if region in maps:
         _copy_rows(c, maps[region], (region, target), place, barrier)
     else:
-        _copy_statistics(c, {"sLSE": c.mLSE_log2, "sD": c.mD}[region], (region, target), place, barrier)
+        _copy_row_terms(c, (region, target), place, barrier)
 
 
 def _copy_rows(c: LoadContext, tensor_map: cute.CopyAtom, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
@@ -71,13 +71,12 @@ def _copy_rows(c: LoadContext, tensor_map: cute.CopyAtom, to: tuple, place: tupl
     cute.copy(tensor_map, coordinates, shared, tma_bar_ptr=barrier)
 
 
-def _copy_statistics(c: LoadContext, source: cute.Tensor, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
-    """One bulk copy of a float per query row, by one elected lane."""
+def _copy_row_terms(c: LoadContext, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
+    """One bulk copy of the terms of all rows of a query tile, by one elected lane."""
     (region, pointer), (head, tile) = to, place
-    count = c.plan.smem_region(region).columns
-    layout = cute.make_layout(count)
-    target = cute.make_tensor(pointer, layout)
-    first = multiple(c.work.workspace_tile + tile, count)
-    part = cute.make_tensor(source[c.work.batch, head, None].iterator + first, layout)
+    of = c.plan.smem_region(region)
+    layout = cute.make_layout(of.rows * of.columns)
+    part = cute.make_tensor(c.mTerms[c.work.batch, head, Int64(c.work.workspace_tile + tile), None].iterator, layout)
+    atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), part.element_type)
     with cute.arch.elect_one():
-        cute.copy(cute.make_copy_atom(cpasync.CopyBulkG2SOp(), cutlass.Float32), part, target, mbar_ptr=barrier)
+        cute.copy(atom, part, cute.make_tensor(pointer, layout), mbar_ptr=barrier)
