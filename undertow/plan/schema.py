@@ -160,11 +160,15 @@ class MmaOp:
 
 @dataclass(frozen=True)
 class NamedBarrier:
-    """A hardware barrier among the warps of some roles; ids are given in plan order (0 is the CTA-wide one)."""
+    """A hardware barrier among the warps of some roles; ids are given in plan order (0 is the CTA-wide one).
+
+    threads: how many take part, where these are not all warps of the roles.
+    """
 
     name: str
     roles: tuple[str, ...]
     does: str
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -243,6 +247,8 @@ class Plan:
 
     def barrier_threads(self, name: str) -> int:
         barrier = _named(self.barriers, name, "named barrier")
+        if barrier.threads is not None:
+            return barrier.threads
         return sum(self.role(role).threads for role in barrier.roles)
 
     @cached_property

@@ -98,22 +98,22 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
             rdQ = cute.make_rmem_tensor((VECTOR,), results.mdQ.element_type)
             rdQ.store((loaded[None, step].load() * softmax_scale).to(results.mdQ.element_type))
             if cutlass.const_expr(packing is not None):
-                _clear_unused(rdQ, row, tile)
+                clear_unused(rdQ, row, tile)
             target = results.mdQ[tile.batch, tile.first + row, tile.head, None]
             cute.autovec_copy(rdQ, cute.local_tile(target, (VECTOR,), (vector,)))
     if cutlass.const_expr(results.mdSink is not None):
-        _sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
+        sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
 
 
 @cute.jit
-def _clear_unused(rdQ: cute.Tensor, row: Int32, tile: QueryTile):
+def clear_unused(rdQ: cute.Tensor, row: Int32, tile: QueryTile):
     """Write zeros to a row that no sequence uses: its accumulator holds zeros, or nothing that means anything."""
     if row >= tile.used:
         rdQ.fill(0.0)
 
 
 @cute.jit
-def _sum_parts(mParts: cute.Tensor, mdSink: cute.Tensor, tile: QueryTile, thread: Int32):
+def sum_parts(mParts: cute.Tensor, mdSink: cute.Tensor, tile: QueryTile, thread: Int32):
     """Add up a head's dsink, in the CTA of its first tile.
 
     Always in the same order: the parts strided by thread, then the threads as a tree.

@@ -123,9 +123,9 @@ def preprocess_kernel(inputs: RowInputs, outputs: RowOutputs, packing: Packing |
     for step in cutlass.range_constexpr(PASSES):  # all loads are under way before the first is used
         row = first_row + step * ROWS_PER_PASS + lane // LANES_PER_ROW
         if row < tile.used:
-            cute.autovec_copy(_row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
-            cute.autovec_copy(_row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
-    _clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
+            cute.autovec_copy(row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
+            cute.autovec_copy(row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
+    clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
     if cutlass.const_expr(outputs.mTurns is not None):
         _reset_turn(outputs.mTurns, tile, thread)
 
@@ -138,13 +138,13 @@ def preprocess_kernel(inputs: RowInputs, outputs: RowOutputs, packing: Packing |
 
 
 @cute.jit
-def _row_vector(mX: cute.Tensor, tile: QueryTile, row: Int32, vector: Int32):
+def row_vector(mX: cute.Tensor, tile: QueryTile, row: Int32, vector: Int32):
     """Return the view of elements [8 vector, 8 vector + 8) of one row of the tile."""
     return cute.local_tile(mX[tile.batch, tile.first + row, tile.head, None], (VECTOR,), (vector,))
 
 
 @cute.jit
-def _clear(gTile: cute.Tensor, thread: Int32):
+def clear(gTile: cute.Tensor, thread: Int32):
     """Zero one accumulator tile with 16-byte stores; neighbouring threads write neighbouring vectors."""
     zeros = cute.make_rmem_tensor((4,), Float32)
     zeros.fill(0.0)

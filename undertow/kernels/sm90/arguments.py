@@ -1,0 +1,20 @@
+"""The argument of this kernel that the SM100 kernel does not have; see `sm100.arguments`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass.cute.runtime import make_fake_tensor
+
+from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M
+from undertow.kernels.sm100.arguments import ELEMENT_TYPES, VECTOR_BYTES
+from undertow.plan.schema import DType
+
+
+def row_terms_argument(dtype: DType) -> Any:
+    """Return the (batch, heads, tiles, 2048) terms of `dtype`; see `plan.row_term_index` for the order in a tile."""
+    size = TILE_M * ROW_TERMS
+    shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), size)
+    stride = (cute.sym_int64(divisibility=8), cute.sym_int64(divisibility=8), size, 1)
+    return make_fake_tensor(ELEMENT_TYPES[dtype], shape, stride=stride, assumed_align=VECTOR_BYTES)

@@ -1,0 +1,68 @@
+"""What each role may touch: its context holds nothing else. Static fields are Constexpr and cost no register."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32
+
+from undertow.kernels.sm100.bind import Channels, SharedMemory
+from undertow.kernels.sm100.context import TensorMaps
+from undertow.kernels.sm100.work import Work
+
+
+@dataclass(frozen=True)
+class LoadContext:
+    """Tensors in, shared memory out. mTerms: (batch, heads, tiles, 2048) of the 16-bit type."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    work: Work
+    maps: TensorMaps
+    mTerms: cute.Tensor
+
+
+@dataclass(frozen=True)
+class ComputeContext:
+    """owner: the warpgroup, 0 or 1. thread: within it. scale_log2: softmax_scale * log2(e)."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    owner: Int32
+    thread: Int32
+    work: Work
+    scale_log2: Float32
+
+
+@dataclass(frozen=True)
+class EpilogueContext:
+    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role."""
+
+    plan: cutlass.Constexpr
+    smem: SharedMemory
+    owner: Int32
+    thread: Int32
+    work: Work
+    mdK: cute.Tensor
+    mdV: cute.Tensor
+    softmax_scale: Float32
+
+
+@dataclass(frozen=True)
+class ReduceContext:
+    """mdQ_accumulator: (batch, heads, tiles, 8192) fp32. owner: whose share of dQ the warp adds.
+
+    mTurns: (batch, heads, 2 tiles) i32, one counter per share, or None if the order of sums does not matter.
+    """
+
+    plan: cutlass.Constexpr
+    smem: SharedMemory
+    owner: Int32
+    mdQ_accumulator: cute.Tensor
+    mTurns: Any
+    work: Work

@@ -1,0 +1,146 @@
+"""The main kernel: one CTA per key/value tile and head of a batch, 12 warps in roles, a loop over query tiles.
+
+This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32
+from cutlass.cute.nvgpu import cpasync
+
+from undertow.kernels.sm100.arguments import (
+    counters_argument,
+    dq_accumulator_argument,
+    packing_argument,
+    rows_argument,
+)
+from undertow.kernels.sm100.bind import (
+    SharedMemory,
+    allocate_shared_memory,
+    channels,
+    initialise_barriers,
+    is_role,
+    set_registers,
+)
+from undertow.kernels.sm100.context import TensorMaps
+from undertow.kernels.sm100.kernel import Inputs, Outputs, tensor_map
+from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
+from undertow.kernels.sm90.arguments import row_terms_argument
+from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
+from undertow.kernels.sm90.roles.compute import compute
+from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
+from undertow.kernels.sm90.roles.load import load
+from undertow.kernels.sm90.roles.reduce import reduce
+from undertow.plan.grid import Grid
+from undertow.plan.schema import Plan
+
+SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
+
+    mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    """
+
+    mTerms: cute.Tensor
+    mdQ_accumulator: cute.Tensor
+    mTurns: Any = None
+
+
+def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
+    """Return the host function and its arguments, for `compile_kernel`."""
+    entry = f"undertow_backward_sm90_{plan.attention.name}".replace("-", "_")
+    backward_kernel.set_name_prefix(entry, remove_cutlass_symbol=True, keep_mangled_name=False)
+    rows = [rows_argument(plan.dtype) for _ in range(6)]
+    arguments = (
+        Inputs(*rows[:4]),
+        Workspaces(
+            row_terms_argument(plan.dtype),
+            dq_accumulator_argument(),
+            counters_argument() if plan.attention.deterministic else None,
+        ),
+        Outputs(*rows[4:]),
+        any_scalars(),
+        Packings(packing_argument(), packing_argument()) if plan.attention.packed else None,
+    )
+    return backward, (plan, *arguments)
+
+
+@cute.jit
+def backward(
+    plan: Constexpr,
+    inputs: Inputs,
+    work: Workspaces,
+    outputs: Outputs,
+    scalars: Scalars,
+    packings: Packings | None,
+):
+    """Launch one CTA per key/value tile, key/value head and batch."""
+    maps = TensorMaps(
+        tensor_map(plan, "sQ", inputs.mQ),
+        tensor_map(plan, "sK", inputs.mK),
+        tensor_map(plan, "sV", inputs.mV),
+        tensor_map(plan, "sdO", inputs.mdO),
+    )
+    batch, seqlen_k, kv_heads, _ = inputs.mK.shape
+    backward_kernel(plan, maps, work, outputs, scalars, packings).launch(
+        grid=(Grid(kv_tiles(plan, seqlen_k, packings), kv_heads, batch).num_ctas, 1, 1),
+        block=(plan.num_threads, 1, 1),
+        smem=plan.smem_bytes,
+        min_blocks_per_mp=1,
+    )
+
+
+@cute.kernel
+def backward_kernel(
+    plan: Constexpr,
+    maps: TensorMaps,
+    buffers: Workspaces,
+    outputs: Outputs,
+    scalars: Scalars,
+    packings: Packings | None,
+):
+    """Set up barriers, run the roles."""
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    smem = allocate_shared_memory(plan)
+    set_up(smem, maps, warp)
+    work = cta_work(plan, scalars, outputs.mdK, buffers.mTerms.shape[1], packings)
+    if is_role(plan, "compute", warp):
+        set_registers(plan, "compute")
+        owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
+        leaving = EpilogueContext(plan, smem, owner, thread, work, outputs.mdK, outputs.mdV, scalars.softmax_scale)
+        if work.trips > 0:
+            dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
+            compute(
+                ComputeContext(plan, channels(smem, "compute"), smem, owner, thread, work, scalars.softmax_scale_log2),
+                dv,
+                dk,
+            )
+            epilogue(leaving, dv, dk)
+        else:
+            write_zeros(leaving)
+    else:  # one warpgroup, so one setmaxnreg for its roles
+        set_registers(plan, "load")
+        if is_role(plan, "load", warp):
+            load(LoadContext(plan, channels(smem, "load"), smem, work, maps, buffers.mTerms))
+        elif is_role(plan, "reduce", warp):
+            owner = warp - plan.role("reduce").warps.start
+            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, work))
+
+
+@cute.jit
+def set_up(smem: SharedMemory, maps: TensorMaps, warp: Int32):
+    """Initialise the barriers and meet all warps."""
+    if is_role(smem.plan, "load", warp):
+        for tensor in (maps.q, maps.k, maps.v, maps.do):
+            cpasync.prefetch_descriptor(tensor)
+        initialise_barriers(smem)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.fence_view_async_shared()
+    cute.arch.sync_threads()
+
+

@@ -1,0 +1,88 @@
+"""Postprocess: dQ leaves the fp32 accumulator, gets its softmax scale and its 16-bit type.
+
+One CTA per (tile of 128 query rows, head, batch). The accumulator keeps rows r and r + 8 together, as the GEMM's
+registers do, so a thread takes 8 columns of both: it then reads 64 contiguous bytes, and 8 threads write whole rows.
+"""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from undertow.kernels.sm90.plan import TILE_M, dq_accumulator_index
+from undertow.kernels.sm100.arguments import (
+    dq_accumulator_argument,
+    packing_argument,
+    row_scalars_argument,
+    rows_argument,
+    vector_argument,
+)
+from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
+from undertow.kernels.sm100.postprocess import LANES_PER_ROW, VECTOR, Results, Sums, clear_unused, sum_parts
+from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
+from undertow.plan.attention import PLAIN, RowVariant
+from undertow.plan.schema import DType
+
+APART = 8  # rows r and r + 8 lie together
+PAIRS = TILE_M // 2
+PAIRS_PER_PASS = ROW_KERNEL_THREADS // LANES_PER_ROW
+PASSES = PAIRS // PAIRS_PER_PASS
+
+
+def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
+    """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of dQ."""
+    postprocess_kernel.set_name_prefix("undertow_postprocess_sm90", remove_cutlass_symbol=True, keep_mangled_name=False)
+    sums = Sums(dq_accumulator_argument(), row_scalars_argument(padded=False) if variant.sink else None)
+    results = Results(rows_argument(dtype), vector_argument(Float32) if variant.sink else None)
+    return postprocess, (sums, results, packing_argument() if variant.packed else None, Float32(1.0))
+
+
+@cute.jit
+def postprocess(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
+    """Launch one CTA per accumulator tile."""
+    batch, heads, tiles, _ = sums.mdQ_accumulator.shape
+    postprocess_kernel(sums, results, packing, softmax_scale).launch(
+        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
+    )
+
+
+@cute.kernel
+def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
+    """Write dQ = softmax_scale * accumulator for the rows of one tile that exist, zeros for those that are not used.
+
+    Error:  one rounding of f32 for the product, one of the 16-bit type.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    tile = query_tile(sums.mdQ_accumulator, results.mdQ.shape[1], packing, TILE_M)
+    accumulator = sums.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None]
+    pair, group = thread // LANES_PER_ROW, thread % LANES_PER_ROW
+    loaded = cute.make_rmem_tensor((2 * VECTOR, PASSES), Float32)
+    for step in cutlass.range_constexpr(PASSES):  # padding rows exist in the accumulator, so no test holds up a load
+        first = dq_accumulator_index(_row(pair + step * PAIRS_PER_PASS), group * VECTOR)
+        cute.autovec_copy(cute.local_tile(accumulator, (2 * VECTOR,), (first // (2 * VECTOR),)), loaded[None, step])
+    for step in cutlass.range_constexpr(PASSES):
+        for half in cutlass.range_constexpr(2):
+            row = _row(pair + step * PAIRS_PER_PASS) + half * APART
+            _write_row(results.mdQ, (tile, row, group), (loaded, step, half), (softmax_scale, packing))
+    if cutlass.const_expr(results.mdSink is not None):
+        sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
+
+
+def _row(pair: Int32) -> Int32:
+    """The first row of a pair."""
+    return pair // APART * (2 * APART) + pair % APART
+
+
+@cute.jit
+def _write_row(mdQ: cute.Tensor, at: tuple[QueryTile, Int32, Int32], of: tuple, how: tuple):
+    """Write 8 columns of a row. of: the registers, their step, and which half of the pair."""
+    (tile, row, group), (loaded, step, half), (softmax_scale, packing) = at, of, how
+    if row < tile.kept:
+        rdQ = cute.make_rmem_tensor((VECTOR,), mdQ.element_type)
+        for column in cutlass.range_constexpr(VECTOR):
+            register = column // 2 * 4 + half * 2 + column % 2
+            rdQ[column] = (loaded[register, step] * softmax_scale).to(mdQ.element_type)
+        if cutlass.const_expr(packing is not None):
+            clear_unused(rdQ, row, tile)
+        cute.autovec_copy(rdQ, cute.local_tile(mdQ[tile.batch, tile.first + row, tile.head, None], (VECTOR,), (group,)))

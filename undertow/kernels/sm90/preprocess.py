@@ -1,0 +1,187 @@
+"""Preprocess: what the main kernel's GEMMs add to S and dP of every query row, and cleared accumulators.
+
+As on SM100, D = rowsum(dO * O) - dLSE, one CTA per (tile of 128 query rows, head, batch), each warp on 16 rows of its
+own. Here the main kernel wants S - LSE / softmax_scale and dP - D from its tensor cores, so each of the two numbers is
+split into three 16-bit terms, which a step of k = 16 adds up exactly.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Constexpr, Float32, Int32, Int64
+
+from undertow.kernels.sm90.arguments import row_terms_argument
+from undertow.kernels.sm90.plan import HEAD_DIM, TERM_UNITS, TILE_M, row_term_index
+from undertow.kernels.sm100.arguments import (
+    counters_argument,
+    dq_accumulator_argument,
+    packing_argument,
+    row_scalars_argument,
+    rows_argument,
+    vector_argument,
+)
+from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
+from undertow.kernels.sm100.preprocess import (
+    LANES_PER_ROW,
+    LOG2_E,
+    NOTHING,
+    PASSES,
+    ROWS_PER_PASS,
+    ROWS_PER_WARP,
+    VECTOR,
+    WARPS,
+    RowInputs,
+    clear,
+    row_vector,
+)
+from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
+from undertow.plan.attention import PLAIN, RowVariant
+from undertow.plan.schema import DType
+
+FAR = {DType.BF16: 1e30, DType.F16: 6e4}  # in the units of a term, that a term can hold, and that leaves P nothing
+SHARES = 2  # of dQ, each with turns of its own
+
+assert HEAD_DIM == VECTOR * LANES_PER_ROW
+
+
+@dataclass(frozen=True)
+class RowOutputs:
+    """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) f32.
+
+    mTurns: (batch, heads, 2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
+    """
+
+    mTerms: cute.Tensor
+    mdQ_accumulator: cute.Tensor
+    mTurns: Any = None
+    mdSink_parts: Any = None
+
+
+@dataclass(frozen=True)
+class RowPlace:
+    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e))."""
+
+    tile: QueryTile
+    warp: Int32
+    lane: Int32
+    lse_factor: Float32
+
+
+def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
+    """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of O and dO."""
+    preprocess_kernel.set_name_prefix("undertow_preprocess_sm90", remove_cutlass_symbol=True, keep_mangled_name=False)
+    inputs = RowInputs(
+        rows_argument(dtype),
+        rows_argument(dtype),
+        row_scalars_argument(padded=False),
+        row_scalars_argument(padded=False) if variant.dlse else None,
+        vector_argument(Float32) if variant.sink else None,
+    )
+    outputs = RowOutputs(
+        row_terms_argument(dtype),
+        dq_accumulator_argument(),
+        counters_argument() if variant.deterministic else None,
+        row_scalars_argument(padded=False) if variant.sink else None,
+    )
+    packing = packing_argument() if variant.packed else None
+    return preprocess, (dtype, inputs, outputs, packing, Float32(1.0))
+
+
+@cute.jit
+def preprocess(
+    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32
+):
+    """Launch one CTA per accumulator tile."""
+    batch, heads, tiles, _ = outputs.mdQ_accumulator.shape
+    preprocess_kernel(dtype, inputs, outputs, packing, lse_factor).launch(
+        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
+    )
+
+
+@cute.kernel
+def preprocess_kernel(
+    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32
+):
+    """Write the terms of -LSE / softmax_scale and -D, and a zero accumulator, for one tile.
+
+    Rows:   padding rows, and rows that attended nothing (LSE = -inf), get a score so far below zero that P = 0, and
+            D = 0. Then dS = P * (dP - 0) = 0.
+    Error:  that of D as on SM100; the three terms of a number miss it by at most 2^-24 of it.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    tile = query_tile(outputs.mdQ_accumulator, inputs.mO.shape[1], packing, TILE_M)
+    warp, lane = thread // 32, thread % 32
+    rO = cute.make_rmem_tensor((VECTOR, PASSES), inputs.mO.element_type)
+    rdO = cute.make_rmem_tensor((VECTOR, PASSES), inputs.mdO.element_type)
+    rO.fill(0.0)
+    rdO.fill(0.0)
+    for step in cutlass.range_constexpr(PASSES):  # all loads are under way before the first is used
+        row = warp * ROWS_PER_WARP + step * ROWS_PER_PASS + lane // LANES_PER_ROW
+        if row < tile.used:
+            cute.autovec_copy(row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
+            cute.autovec_copy(row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
+    clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
+    if cutlass.const_expr(outputs.mTurns is not None):
+        _reset_turns(outputs.mTurns, tile, thread)
+
+    sums = cute.make_rmem_tensor((PASSES,), Float32)
+    for step in cutlass.range_constexpr(PASSES):
+        products = rO[None, step].load().to(Float32) * rdO[None, step].load().to(Float32)
+        partial = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
+        sums[step] = cute.arch.warp_reduction_sum(partial, threads_in_group=LANES_PER_ROW)
+    _write_rows(dtype, inputs, outputs, sums, RowPlace(tile, warp, lane, lse_factor))
+
+
+@cute.jit
+def _reset_turns(mTurns: cute.Tensor, tile: QueryTile, thread: Int32):
+    """Nobody has added to either share of the tile's dQ yet."""
+    if thread < SHARES:
+        mTurns[tile.batch, tile.head, tile.tile * SHARES + thread] = Int32(0)
+
+
+@cute.jit
+def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: cute.Tensor, at: RowPlace):
+    """Write the terms of a warp's 16 rows: lane 8 g + s has the sum of row 4 s + g."""
+    tile, step = at.tile, at.lane % LANES_PER_ROW
+    row = at.warp * ROWS_PER_WARP + step * ROWS_PER_PASS + at.lane // LANES_PER_ROW
+    dsink = Float32(0.0)
+    if step < PASSES:
+        D = sums[0]
+        for other in cutlass.range_constexpr(1, PASSES):
+            D = sums[other] if step == other else D
+        LSE = Float32(NOTHING)
+        if row < tile.used:
+            LSE = inputs.mLSE[tile.batch, tile.head, tile.first + row]
+            if cutlass.const_expr(inputs.mdLSE is not None):
+                D = D - inputs.mdLSE[tile.batch, tile.head, tile.first + row]
+        attended = LSE != NOTHING
+        D = D if attended else Float32(0.0)
+        LSE_log2 = LSE * LOG2_E if attended else Float32.inf
+        far = Float32(FAR[dtype]) if at.lse_factor > 0 else Float32(-FAR[dtype])
+        unit = Float32(1.0 / TERM_UNITS[dtype])
+        score = LSE_log2 * at.lse_factor * unit if attended else far
+        _write_terms(outputs.mTerms, (tile, row, 0), score, FAR[dtype])
+        _write_terms(outputs.mTerms, (tile, row, 1), -D * unit, FAR[dtype])
+        if cutlass.const_expr(inputs.mSink is not None):
+            dsink = -cute.math.exp2(inputs.mSink[tile.head] * LOG2_E - LSE_log2, fastmath=True) * D
+    if cutlass.const_expr(inputs.mSink is not None):
+        part = cute.arch.warp_reduction_sum(dsink)
+        if at.lane == 0:
+            outputs.mdSink_parts[tile.batch, tile.head, tile.tile * WARPS + at.warp] = part
+
+
+@cute.jit
+def _write_terms(mTerms: cute.Tensor, at: tuple, value: Float32, most: Constexpr):
+    """Write one number of a row as three terms of at most `most` and five zeros. at: tile, row, and which number."""
+    tile, row, number = at
+    terms = cute.make_rmem_tensor((VECTOR,), mTerms.element_type)
+    terms.fill(0.0)
+    rest = value
+    for term in cutlass.range_constexpr(3):
+        terms[term] = cute.arch.fmin(cute.arch.fmax(rest, Float32(-most)), Float32(most)).to(mTerms.element_type)
+        rest = rest - terms[term].to(Float32)
+    vector = row_term_index(row, number) // VECTOR
+    of_tile = mTerms[tile.batch, tile.head, Int64(tile.tile), None]
+    cute.autovec_copy(terms, cute.local_tile(of_tile, (VECTOR,), (vector,)))

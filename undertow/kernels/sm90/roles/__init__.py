@@ -1,0 +1,1 @@
+"""What the warps do: one module per role."""
