@@ -13,28 +13,30 @@ from undertow.cases import Kernel
 from undertow.emulated import settings_of, tensors_of
 from undertow.inputs import Batch, Shape, random_batch
 from undertow.kernels.compile import CompiledKernel
-from undertow.kernels.sm100.launch import compile_backward, compile_for, launches
+from undertow.kernels.backward import compile_backward, compile_for, launches
 from undertow.plan.description import Launch, Pointer, Tensor, TensorMap
 from undertow.plan.schema import Plan
 
 NAMES = ("preprocess", "main", "postprocess")
 
 
-def backward_case(plan: Plan, shape: Shape, seed: int = 0) -> tuple[Kernel, ...]:
+def backward_case(plan: Plan, shape: Shape, seed: int = 0, arch: str = "sm100") -> tuple[Kernel, ...]:
     """The launches of NAMES on a random batch; results hold NaN, so that an element never written shows.
 
     Raises: InputError, LaunchInputError for a shape that cannot be run; CompileError.
     """
-    return _kernels(launches(compile_backward(plan), tensors_of(random_batch(shape, seed))))
+    return _kernels(launches(compile_backward(arch, plan), tensors_of(random_batch(shape, seed))))
 
 
-def batch_case(batch: Batch, schedule: str = "split", deterministic: bool = False) -> tuple[Kernel, ...]:
+def batch_case(
+    batch: Batch, schedule: str = "split", deterministic: bool = False, arch: str = "sm100"
+) -> tuple[Kernel, ...]:
     """The launches of a schedule on `batch`, in the variant that its scoring asks for.
 
     Raises: PlanError, LaunchInputError, CompileError.
     """
     settings, tensors = settings_of(batch.scoring, deterministic), tensors_of(batch)
-    return _kernels(launches(compile_for(schedule, tensors, settings), tensors, settings))
+    return _kernels(launches(compile_for(arch, schedule, tensors, settings), tensors, settings))
 
 
 def _kernels(described: list[tuple[CompiledKernel, Launch]]) -> tuple[Kernel, ...]:
@@ -46,9 +48,9 @@ def _kernels(described: list[tuple[CompiledKernel, Launch]]) -> tuple[Kernel, ..
     )
 
 
-def main_case(plan: Plan, shape: Shape, seed: int = 0) -> Kernel:
+def main_case(plan: Plan, shape: Shape, seed: int = 0, arch: str = "sm100") -> Kernel:
     """The main kernel alone, on what the preprocess kernel has left."""
-    preprocess, main, _ = backward_case(plan, shape, seed)
+    preprocess, main, _ = backward_case(plan, shape, seed, arch)
     emulator.launch(preprocess.ptx, preprocess.launch, emulator.Options(backend="numpy"))
     return main
 

@@ -10,7 +10,8 @@ import torch
 
 from undertow import emulator
 from undertow.inputs import Batch, Shape
-from undertow.kernels.sm100.launch import BackwardTensors, CompiledBackward, Settings, compile_for, launches
+from undertow.kernels.backward import SCHEDULES, compile_for, launches
+from undertow.kernels.sm100.launch import BackwardTensors, CompiledBackward, Settings
 from undertow.kernels.sm100.tensors import Sequences
 from undertow.plan.schema import Plan
 from undertow.plan.tiles import Tiling
@@ -61,6 +62,8 @@ class EmulatedBackward:
     @property
     def compute_barriers_per_tile(self) -> float:
         """Compute-wide barriers that the main kernel executed, per tile; the epilogue uses none of them."""
+        if "compute" not in self.plan.barrier_ids:
+            return 0.0
         executed = self.results["main"].barriers.get(self.plan.barrier_ids["compute"], 0)
         return executed / max(1, self.tile_iterations)
 
@@ -73,18 +76,21 @@ def program(ptx: str, entry: str) -> emulator.Program:
 def backward(
     batch: Batch,
     *,
-    schedule: str = "split",
+    schedule: str | None = None,
     deterministic: bool = False,
     options: emulator.Options = DEFAULT_OPTIONS,
+    arch: str = "sm100",
 ) -> EmulatedBackward:
     """dQ, dK, dV of `batch` from the compiled kernels of `schedule`, executed on the emulator.
+
+    schedule: of the kernels for `arch`; None is the fastest.
 
     Raises: PlanError for an unknown schedule, CompileError, LaunchInputError for tensors the kernels cannot take,
     EmulatorError if a kernel does something that is not legal.
     """
     settings, tensors = settings_of(batch.scoring, deterministic), tensors_of(batch)
     begin = time.perf_counter()
-    compiled = compile_for(schedule, tensors, settings)
+    compiled = compile_for(arch, schedule or SCHEDULES[arch][-1], tensors, settings)
     results = execute(compiled, tensors, settings, options)
     run_seconds = sum(result.seconds for result in results.values())
     compile_seconds = time.perf_counter() - begin - run_seconds

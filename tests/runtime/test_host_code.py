@@ -16,7 +16,8 @@ from tests.runtime import host_only
 from tests.runtime.calls import EVERYTHING, settings_for, tensors_for, variant
 from tools.benchmark_host import on_cpu, stub_of
 from undertow.kernels.sm100 import call, entry
-from undertow.kernels.sm100.launch import LaunchInputError, legal_strides
+from undertow.kernels.sm100.descriptions import legal_strides
+from undertow.kernels.sm100.launch import LaunchInputError
 from undertow.kernels.sm100.tensors import allocate_workspaces
 from undertow.plan.schema import DType
 from undertow.runtime import device

@@ -11,12 +11,12 @@ from undertow.campaign import Campaign, Covered, Found, campaign, kernel_name, p
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
 from undertow.commands.attention import add_attention, random_batch_of
-from undertow.commands.targets import DEFAULT_SHAPE, add_target, own_kernel, settings_of
+from undertow.commands.targets import DEFAULT_SHAPE, add_schedule, add_target, own_kernel, settings_of
 from undertow.emulator import LaunchError, UnsupportedPtx
 from undertow.hazard_figure import sides
 from undertow.inputs import InputError
+from undertow.kernels.backward import schedules_of
 from undertow.kernels.sm100.launch import LaunchInputError
-from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.progress import Progress
 from undertow.ptx import PtxSyntaxError
 from undertow.reference import ProblemError
@@ -24,7 +24,7 @@ from undertow.reference import ProblemError
 DESCRIPTION = f"""\
 Execute kernels on the emulator under all observers, with several scheduler seeds and moments of asynchronous
 completion, and report every race, missing fence or wait, broken barrier protocol, bad lifetime and deadlock. Without
-options: the three kernels of all four schedules on a batch with three query tiles and two key tiles.
+options: the three kernels of all four sm100 schedules on a batch with three query tiles and two key tiles.
 
 Exit code 0: clean. 1: findings. 2: the input cannot be run.
 
@@ -37,9 +37,7 @@ SHOWN = 10  # lines of what was not executed; --json has them all
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `undertow check`."""
-    parser.add_argument(
-        "--schedule", action="append", choices=SCHEDULES, help="run only this one; may be repeated (default: all four)"
-    )
+    add_schedule(parser, "all; may be repeated", action="append")
     parser.add_argument("--strict", action="store_true", help="take the ISA by its letter, and give advice as well")
     parser.add_argument(
         "--picture", metavar="FILE", help="draw the first finding about two warps in tensor memory, as SVG"
@@ -79,9 +77,10 @@ def _cases(arguments: argparse.Namespace, progress: Progress) -> dict[str, tuple
     from undertow.backward_case import batch_case
 
     cases = {}
-    for schedule in arguments.schedule or SCHEDULES:
+    for schedule in schedules_of(arguments.arch, arguments.schedule):
         progress.step(f"compiling {schedule}")
-        cases[schedule] = batch_case(random_batch_of(arguments, DEFAULT_SHAPE), schedule, arguments.deterministic)
+        batch = random_batch_of(arguments, DEFAULT_SHAPE)
+        cases[schedule] = batch_case(batch, schedule, arguments.deterministic, arguments.arch)
     return cases
 
 

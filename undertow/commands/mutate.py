@@ -7,11 +7,11 @@ from pathlib import Path
 
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
-from undertow.commands.targets import add_target, own_kernel, settings_of, shape_of
+from undertow.commands.targets import add_schedule, add_target, own_kernel, settings_of, shape_of
 from undertow.emulator import EmulatorError
 from undertow.inputs import InputError
+from undertow.kernels.backward import plan_named, schedules_of
 from undertow.kernels.sm100.launch import LaunchInputError
-from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.mutate import BY_RESULT, BY_RULE, FOLDER, Report, Row, mutate, read_reasons, reasons_for
 from undertow.mutate.sites import KINDS
 from undertow.mutate.survivors import CATEGORIES
@@ -37,13 +37,12 @@ Categories of reasons:
 {_listed(CATEGORIES)}
 """
 BAD_INPUT = (CaseError, InputError, LaunchInputError, EmulatorError, PtxSyntaxError)
-DEFAULT_SCHEDULE = "split"
 HEADINGS = ("verdict", "role", "kind", "about", "place", "function", "by, or why not")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `undertow mutate`."""
-    parser.add_argument("--schedule", choices=SCHEDULES, help=f"of the main kernel (default: {DEFAULT_SCHEDULE})")
+    add_schedule(parser, "the fastest")
     parser.add_argument("--kind", action="append", choices=KINDS, help="mutate only this kind; may be repeated")
     parser.add_argument(
         "--survivors", metavar="FILE", help="justifications, .toml (default for our kernels: those of this package)"
@@ -59,8 +58,9 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     settings = settings_of(arguments)
     kernel = own_kernel(arguments)
     ours = kernel is None
-    name = (arguments.schedule or DEFAULT_SCHEDULE) if kernel is None else kernel.name
-    path = arguments.survivors or (FOLDER / "sm100.toml" if ours else None)
+    asked = [arguments.schedule] if arguments.schedule else None
+    name = schedules_of(arguments.arch, asked)[-1] if kernel is None else kernel.name
+    path = arguments.survivors or (FOLDER / f"{arguments.arch}.toml" if ours else None)
     reasons = reasons_for(read_reasons(Path(path)) if path else [], name)
     kernel = kernel or _main_kernel(arguments, name, progress)
     kinds = set(arguments.kind or KINDS)
@@ -74,7 +74,7 @@ def _main_kernel(arguments: argparse.Namespace, schedule: str, progress: Progres
     from undertow.backward_case import main_case
 
     progress.step(f"compiling {schedule}")
-    return main_case(plan(schedule), shape_of(arguments), arguments.seed or 0)
+    return main_case(plan_named(arguments.arch, schedule), shape_of(arguments), arguments.seed or 0, arguments.arch)
 
 
 def outcome(report: Report, name: str) -> Outcome:

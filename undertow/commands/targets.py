@@ -7,11 +7,26 @@ import argparse
 from undertow.cases import COMPLETIONS, CaseError, Kernel, settings
 from undertow.emulator import Options
 from undertow.inputs import Shape
+from undertow.kernels.backward import SCHEDULES
 from undertow.launch_file import read_kernel
 from undertow.pool import cores
 
 # the least that fills every pipeline and has tails: three query tiles by two key tiles, both last ones partial
 DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
+
+ARCH = "sm100"
+
+
+def add_schedule(parser: argparse.ArgumentParser, default: str, **more: str) -> None:
+    """Add the options that choose kernels of ours. default: the schedules if none is named, in words."""
+    names = [name for schedules in SCHEDULES.values() for name in schedules]
+    of = "; ".join(f"{arch}: {', '.join(schedules)}" for arch, schedules in SCHEDULES.items())
+    parser.add_argument(
+        "--arch", choices=SCHEDULES, default=ARCH, help="architecture of the kernels (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--schedule", choices=names, metavar="NAME", help=f"of the kernels, {of} (default: {default})", **more
+    )
 
 
 def add_target(parser: argparse.ArgumentParser, seeds: int) -> None:

@@ -8,16 +8,17 @@ import math
 
 from undertow.cli import Outcome
 from undertow.commands.attention import add_attention, only_random, random_batch_of, scoring_of
+from undertow.commands.targets import add_schedule
 from undertow.inputs import Batch, InputError, Shape, read_batch
+from undertow.kernels.backward import schedules_of
 from undertow.kernels.sm100.launch import LaunchInputError
-from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.progress import Progress
 from undertow.reference import Gradients, ProblemError
 from undertow.verify import Backward, Run, saved_forward_errors, verify
 
 DESCRIPTION = """\
-Compile the head-dim-64 backward kernels for sm_100a, execute their PTX on the emulator and compare dQ, dK, dV with
-float64. No GPU, no driver. Without options: all four schedules on 256 query rows x 384 keys, 2 heads.
+Compile the head-dim-64 backward kernels of an architecture, execute their PTX on the emulator and compare dQ, dK, dV
+with float64. No GPU, no driver. Without options: all four sm100 schedules on 256 query rows x 384 keys, 2 heads.
 
 A gradient is right if its relative Frobenius error is at most 1.25 times that of an ideal 16-bit pipeline on the same
 data (P, dS and the results rounded once, all sums exact) plus the noise of float32 sums.
@@ -33,12 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `undertow verify`."""
     for name, default in zip(Shape._fields, (*DEFAULT_SHAPE[:-1], "as --heads")):
         parser.add_argument(_flag(name), type=int, metavar="N", help=f"extent of a random batch (default: {default})")
-    parser.add_argument(
-        "--schedule",
-        action="append",
-        choices=SCHEDULES,
-        help="run only this schedule; may be repeated (default: all four)",
-    )
+    add_schedule(parser, "all; may be repeated", action="append")
     add_attention(parser)
     parser.add_argument("--seed", type=int, help="of the random batch (default: 0)")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="of the emulator (default: %(default)s)")
@@ -62,7 +58,13 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     options = emulator.Options(backend=arguments.backend)
 
     def backward(batch: Batch, schedule: str) -> emulated.EmulatedBackward:
-        return emulated.backward(batch, schedule=schedule, deterministic=arguments.deterministic, options=options)
+        return emulated.backward(
+            batch,
+            schedule=schedule,
+            deterministic=arguments.deterministic,
+            options=options,
+            arch=arguments.arch,
+        )
 
     return judge(arguments, progress, backward)
 
@@ -70,7 +72,7 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 def judge(arguments: argparse.Namespace, progress: Progress, backward: Backward) -> Outcome:
     """Run `backward` on the batch and the schedules of the command line, and word the outcome."""
     batch, origin = _batch(arguments, progress)
-    schedules = arguments.schedule or list(SCHEDULES)
+    schedules = schedules_of(arguments.arch, arguments.schedule)
     runs = []
     progress.step("computing the float64 gradients")
     for run in verify(batch, schedules, _announced(backward, progress)):

@@ -26,7 +26,7 @@ from typing import Any
 
 from undertow import cache
 
-ARCH = "sm_100a"
+ARCH = "sm_100a"  # what kernels are compiled for if nobody says
 PACKAGE = Path(__file__).resolve().parent.parent
 _KEY_FOLDERS = ("kernels", "plan")  # a change of any source file in them invalidates every cached kernel
 COMPILER = "nvidia-cutlass-dsl"
@@ -67,7 +67,7 @@ class CompiledKernel:
     resources: Resources
 
 
-def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
+def compile_kernel(name: str, config: object, build: Build, target: str = ARCH) -> CompiledKernel:
     """Return the compiled kernel, from the disk cache where possible.
 
     Args:
@@ -75,12 +75,14 @@ def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
         config: everything that `build` depends on besides the sources of this package; its repr is part of the key.
         build: called on a cache miss only, returns a `cute.jit` host function that launches exactly one kernel,
             and its arguments (fake tensors). It may import the DSL: a cache hit does not.
+        target: architecture to compile for, such as sm_100a.
     Raises:
         CompileError: the DSL or ptxas refuses the kernel, or `build` launches a number of kernels other than one.
         CacheError: no folder can be written.
     """
     refuse_bad_toolchain()
-    files = cache.fetch(name, _key(name, config, build), lambda: _files_of(_compile(name, build))).files
+    key = _key(name, config, build, (target,))
+    files = cache.fetch(name, key, lambda: _files_of(_compile(name, target, build))).files
     facts = json.loads(files["kernel.json"])
     ptx, cubin = files["kernel.ptx"].decode(), files["kernel.cubin"]
     return CompiledKernel(name, facts["entry"], ptx, cubin, Resources(**facts["resources"]))
@@ -97,7 +99,7 @@ def _files_of(kernel: CompiledKernel) -> cache.Files:
 
 def object_key(name: str, target: str, config: object, build: Build) -> str:
     """The cache key of what `compile_object` makes of the same arguments."""
-    return _key(name, config, build, ("object", target, toolchain_version("apache-tvm-ffi"), platform.machine()))
+    return _key(name, config, build, (target, "object", toolchain_version("apache-tvm-ffi"), platform.machine()))
 
 
 def compile_object(name: str, target: str, config: object, build: Build) -> cache.Entry:
@@ -149,7 +151,7 @@ def toolchain_version(package: str) -> str:
         raise CompileError(f"compiling needs the package {package}, which is not installed") from error
 
 
-def _key(name: str, config: object, build: Build, more: tuple[str, ...] = ()) -> str:
+def _key(name: str, config: object, build: Build, more: tuple[str, ...] = (ARCH,)) -> str:
     described = repr(config)
     assert " at 0x" not in described, f"the repr of config holds a memory address, so it is no key: {described}"
     environment = sorted(item for item in os.environ.items() if item[0].startswith("CUTE_DSL_"))
@@ -158,17 +160,17 @@ def _key(name: str, config: object, build: Build, more: tuple[str, ...] = ()) ->
     if own_source is not None and own_source.is_file():
         sources.append(own_source)
     named = [(str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else path.name, path) for path in sources]
-    return cache.key_of((name, described, toolchain_version(COMPILER), ARCH, repr(environment), *more), named)
+    return cache.key_of((name, described, toolchain_version(COMPILER), repr(environment), *more), named)
 
 
-def _compile(name: str, build: Build) -> CompiledKernel:
+def _compile(name: str, target: str, build: Build) -> CompiledKernel:
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         report_path = Path(dump) / "ptxas.yaml"
         options = (
-            f"--gpu-arch {ARCH} --generate-line-info --keep-ptx --keep-cubin --dump-dir '{dump}' "
+            f"--gpu-arch {target} --generate-line-info --keep-ptx --keep-cubin --dump-dir '{dump}' "
             f"--ptxas-options '-v' --remark-filter ptxas --remark-output '{report_path}'"
         )
-        compiled = _traced(name, ARCH, build, options)
+        compiled = _traced(name, target, build, options)
         ptx, cubin = _artifact(compiled.__ptx__, str, name), _artifact(compiled.__cubin__, bytes, name)
         report = report_path.read_text() if report_path.exists() else ""
     entries = re.findall(r"\.entry\s+([\w$]+)", ptx)

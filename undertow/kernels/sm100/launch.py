@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from undertow.kernels.compile import CompiledKernel, compile_kernel
+from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM
-from undertow.kernels.sm100.plan import plan as plan_of
+from undertow.kernels.sm100.plan import plan as planned
 from undertow.kernels.sm100.tensors import (
     TORCH_TYPES,
     BackwardTensors,
@@ -84,13 +85,17 @@ DEFAULT = Settings()
 
 @dataclass(frozen=True)
 class CompiledBackward:
-    """The three kernels of one plan, in launch order. rows: what the first and the last are compiled for."""
+    """The three kernels of one plan, in launch order.
+
+    rows: what the first and the last are compiled for. arch: the architecture, as `kernels.backward` names it.
+    """
 
     plan: Plan
     rows: RowVariant
     preprocess: CompiledKernel
     main: CompiledKernel
     postprocess: CompiledKernel
+    arch: str = "sm100"
 
 
 def attention_of(settings: Settings, tensors: BackwardTensors) -> Attention:
@@ -123,7 +128,7 @@ def compile_for(schedule: str, tensors: BackwardTensors, settings: Settings = DE
     dtype = next((ours for ours, theirs in TORCH_TYPES.items() if theirs == tensors.q.dtype), DType.F32)
     if dtype.bytes != 2:
         raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
-    plan = plan_of(schedule, dtype, attention_of(settings, tensors))
+    plan = planned(schedule, dtype, attention_of(settings, tensors))
     return compile_backward(plan, row_variant_of(settings, tensors))
 
 
@@ -208,25 +213,25 @@ def launches(
 def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces) -> Launch:
     """Describe the launch that fills `work` from out, dout and lse."""
     given = tensors.batched
-    inputs: list[Any] = [_rows(given.out, "out"), _rows(given.dout, "dout"), _scalars(given.lse, "lse")]
+    inputs: list[Any] = [rows(given.out, "out"), rows(given.dout, "dout"), scalars(given.lse, "lse")]
     outputs: list[Any] = [
-        _scalars(work.lse_log2, "LSE_log2"),
-        _scalars(work.d, "D"),
-        _accumulator(work.dq_accumulator),
+        scalars(work.lse_log2, "LSE_log2"),
+        scalars(work.d, "D"),
+        tiles(work.dq_accumulator, "dQ accumulator"),
     ]
     if given.dlse is not None:
-        inputs.append(_scalars(given.dlse, "dlse"))
+        inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
-        inputs.append(_vector(given.sink, "sink"))
+        inputs.append(vector(given.sink, "sink"))
     if work.turns is not None:
-        outputs.append(_scalars(work.turns, "turns"))
+        outputs.append(scalars(work.turns, "turns"))
     if work.dsink_parts is not None:
-        outputs.append(_scalars(work.dsink_parts, "dsink parts"))
+        outputs.append(scalars(work.dsink_parts, "dsink parts"))
     return Launch(
         kernel=kernel.entry,
-        grid=_query_grid(work),
+        grid=query_grid(work.dq_accumulator),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(*inputs, *outputs, *_packing(given, "q")),
+        params=(*inputs, *outputs, *packing(given, "q")),
     )
 
 
@@ -242,16 +247,16 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
         dynamic_smem=plan.smem_bytes,
         labels=PlanLabels(plan),
         params=(
-            *(_tensor_map(plan, region, given, name) for region, name in loads.items()),
-            _scalars(work.lse_log2, "LSE_log2"),
-            _scalars(work.d, "D"),
-            _accumulator(work.dq_accumulator),
-            *([] if work.turns is None else [_scalars(work.turns, "turns")]),
-            _rows(given.dk, "dk"),
-            _rows(given.dv, "dv"),
+            *(tensor_map(plan, region, given, name) for region, name in loads.items()),
+            scalars(work.lse_log2, "LSE_log2"),
+            scalars(work.d, "D"),
+            tiles(work.dq_accumulator, "dQ accumulator"),
+            *([] if work.turns is None else [scalars(work.turns, "turns")]),
+            rows(given.dk, "dk"),
+            rows(given.dv, "dv"),
             *scalars_of(plan.attention, tensors, settings),
-            *_packing(given, "q"),
-            *_packing(given, "k"),
+            *packing(given, "q"),
+            *packing(given, "k"),
         ),
     )
 
@@ -275,79 +280,14 @@ def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Setting
 def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, scale: float) -> Launch:
     """Describe the launch that writes dq from the accumulator, and dsink from its parts."""
     given = tensors.batched
-    sums = [_accumulator(work.dq_accumulator)]
-    results = [_rows(given.dq, "dq")]
+    sums = [tiles(work.dq_accumulator, "dQ accumulator")]
+    results = [rows(given.dq, "dq")]
     if given.dsink is not None and work.dsink_parts is not None:
-        sums.append(_scalars(work.dsink_parts, "dsink parts"))
-        results.append(_vector(given.dsink, "dsink"))
+        sums.append(scalars(work.dsink_parts, "dsink parts"))
+        results.append(vector(given.dsink, "dsink"))
     return Launch(
         kernel=kernel.entry,
-        grid=_query_grid(work),
+        grid=query_grid(work.dq_accumulator),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(*sums, *results, *_packing(given, "q"), scale),
+        params=(*sums, *results, *packing(given, "q"), scale),
     )
-
-
-def _query_grid(work: Workspaces) -> tuple[int, int, int]:
-    batch, heads, tiles, _ = work.dq_accumulator.shape
-    return (tiles * heads * batch, 1, 1)
-
-
-def _rows(tensor: torch.Tensor, name: str) -> Tensor:
-    batch, seqlen, heads, _ = tensor.shape
-    return Tensor(tensor, dims=(batch, seqlen, heads), strides=legal_strides(tensor)[:-1], name=name)
-
-
-def _tensor_map(plan: Plan, region: str, given: BackwardTensors, name: str) -> TensorMap:
-    """Describe the TMA load of one stage of `region`: whole rows, swizzled; rows past the end are zeros.
-
-    Of packed sequences as `kernel.packed_view` says. A tensor without rows is never loaded; k stands in for it.
-    """
-    smem = plan.smem_region(region)
-    tensor = getattr(given, name) if getattr(given, name).numel() else given.k
-    batch, seqlen, heads, columns = tensor.shape
-    of_batch, of_row, of_head = (stride * smem.dtype.bytes for stride in legal_strides(tensor)[:-1])
-    dims, strides, offset = (columns, seqlen, heads, batch), (of_row, of_head, of_batch), 0
-    if given.sequences is not None:
-        dims, strides, offset = (columns, seqlen, seqlen + 1, heads), (of_row, of_row, of_head), -seqlen * of_row
-    return TensorMap(
-        tensor,
-        dtype=smem.dtype.label,
-        dims=dims,
-        strides=strides,
-        box=(smem.columns, smem.rows, 1, 1),
-        swizzle=smem.columns * smem.dtype.bytes,
-        offset_bytes=offset,
-        name=name,
-    )
-
-
-def _scalars(tensor: torch.Tensor, name: str) -> Tensor:
-    return Tensor(tensor, dims=tuple(tensor.shape), strides=legal_strides(tensor)[:-1], name=name)
-
-
-def _vector(tensor: torch.Tensor, name: str) -> Tensor:
-    return Tensor(tensor, dims=tuple(tensor.shape), name=name)
-
-
-def _packing(given: BackwardTensors, side: str) -> list[Tensor]:
-    """The offsets and lengths of one side of packed sequences; no lengths are a vector of length 0."""
-    if given.sequences is None:
-        return []
-    offsets, used = (getattr(given.sequences, f"{kind}_{side}") for kind in ("cu_seqlens", "seqused"))
-    used = offsets[:0] if used is None else used
-    return [_vector(offsets, f"cu_seqlens_{side}"), _vector(used, f"seqused_{side}")]
-
-
-def _accumulator(tensor: torch.Tensor) -> Tensor:
-    batch, heads, tiles, _ = tensor.shape
-    return Tensor(tensor, dims=(batch, heads, tiles), strides=legal_strides(tensor)[:-2], name="dQ accumulator")
-
-
-def legal_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides in elements, with those of extents of 1 replaced: they move nothing, but must be aligned."""
-    strides = list(tensor.stride())
-    for dim in reversed(range(tensor.ndim)):
-        if tensor.shape[dim] == 1:
-            strides[dim] = 1 if dim == tensor.ndim - 1 else strides[dim + 1] * tensor.shape[dim + 1]
-    return tuple(strides)

@@ -1,0 +1,55 @@
+"""The buffers between the SM90 kernels, and what of a call these kernels cannot take besides what no kernel can."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M, WARPGROUPS
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
+from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, query_tiles
+from undertow.plan.schema import DType
+
+ROW_TERMS_TILE = TILE_M * ROW_TERMS  # 16-bit elements
+LEAST_SCALE = {DType.BF16: 1e-20, DType.F16: 1e-3}  # LSE / softmax_scale has to fit into terms of that type
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """Buffers between the kernels, in whole tiles of query rows; preprocess fills every element of them.
+
+    Packed sequences share a batch element; every sequence has tiles of its own (`kernels.sm100.sequences`).
+    """
+
+    terms: torch.Tensor  # (batch, heads, tiles, 2048) of the 16-bit type, as `plan.row_term_index` orders them
+    dq_accumulator: torch.Tensor  # (batch, heads, tiles, 8192) fp32
+    turns: torch.Tensor | None = None  # (batch, heads, 2 tiles) int32, in deterministic mode
+    dsink_parts: torch.Tensor | None = None  # (batch, heads, 8 tiles) fp32, with a sink
+
+
+def allocate_workspaces(tensors: BackwardTensors, deterministic: bool = False) -> Workspaces:
+    """Allocate the buffers for a backward pass, on the device of q."""
+    batch, _, heads, _ = tensors.batched.q.shape
+    tiles = query_tiles(tensors)
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return tensors.q.new_empty((batch, heads, *shape), dtype=dtype)
+
+    return Workspaces(
+        buffer(tiles, ROW_TERMS_TILE, dtype=tensors.q.dtype),
+        buffer(tiles, DQ_ACCUMULATOR_TILE),
+        buffer(WARPGROUPS * tiles, dtype=torch.int32) if deterministic else None,
+        buffer(tiles * (ROW_KERNEL_THREADS // 32)) if tensors.sink is not None else None,
+    )
+
+
+def check_scale(scale: float, dtype: DType) -> None:
+    """Refuse a scale whose quotients these kernels cannot hold.
+
+    Raises: LaunchInputError.
+    """
+    if not abs(scale) >= LEAST_SCALE[dtype]:
+        raise LaunchInputError(
+            f"softmax_scale={scale}: must be at least {LEAST_SCALE[dtype]:g} in size for {dtype.label} on sm_90a"
+        )
