@@ -16,6 +16,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
 from undertow.kernels.sm100.bind import SharedMemory
+from undertow.kernels.sm90.instructions import opaque
 from undertow.kernels.sm90.plan import ROW_TERMS, TERM_UNITS, WARPGROUP_THREADS, WARPGROUPS
 from undertow.plan.schema import DType, Plan
 
@@ -137,8 +138,9 @@ def add_number(gemms: Gemms, plan: Plan, number: int) -> tuple[Gemm, cute.Tensor
     operand = gemms.row.operand(plan)
     unit = _BITS[plan.dtype, TERM_UNITS[plan.dtype]]
     half = cute.size(words(operand)) // 2
+    values = [opaque(unit << 16 | unit if which == number else 0) for which in range(2)]  # before the fence
     for index in range(2 * half):
-        words(operand)[index] = Int32(unit << 16 | unit if index // half == number else 0)
+        words(operand)[index] = values[index // half]
     return gemms.row, operand
 
 

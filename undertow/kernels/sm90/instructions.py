@@ -26,3 +26,8 @@ def load_words(address: Int32) -> list[Int32]:
             read_only_args=[address],
         )
     )
+
+
+def opaque(word: int) -> Int32:
+    """A constant that is in its register from here on. The compiler moves other constants, also behind a fence."""
+    return cute.arch.inline_ptx(f"mov.b32 {{$w0}}, {word:#x};", write_only_types=[Int32])
