@@ -12,8 +12,8 @@ from undertow import emulator
 from undertow.cases import Kernel
 from undertow.emulated import settings_of, tensors_of
 from undertow.inputs import Batch, Shape, random_batch
-from undertow.kernels.compile import CompiledKernel
 from undertow.kernels.backward import compile_backward, compile_for, launches
+from undertow.kernels.compile import CompiledKernel
 from undertow.plan.description import Launch, Pointer, Tensor, TensorMap
 from undertow.plan.schema import Plan
 

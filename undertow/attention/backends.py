@@ -55,7 +55,7 @@ def on_device(arch: str, problem: Problem, layout: Layout) -> Gradients:
     from undertow.runtime import device
 
     call = call_of(problem, layout)
-    device.backward(arch, call.tensors, problem.settings, schedule=SCHEDULE)
+    device.backward(arch, call.tensors, problem.settings)
     return call.gradients()
 
 

@@ -64,9 +64,7 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     reasons = reasons_for(read_reasons(Path(path)) if path else [], name)
     kernel = kernel or _main_kernel(arguments, name, progress)
     kinds = set(arguments.kind or KINDS)
-    report = mutate(
-        kernel, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step
-    )
+    report = mutate(kernel, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step)
     return outcome(report, name)
 
 

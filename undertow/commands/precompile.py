@@ -9,8 +9,8 @@ from typing import Any
 
 from undertow.cache import CacheError, cache_folder
 from undertow.cli import Outcome
+from undertow.kernels.backward import SCHEDULES
 from undertow.kernels.sm100.launch import LaunchInputError
-from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.plan.schema import DType
 from undertow.progress import Progress
 from undertow.runtime import objects
@@ -37,7 +37,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", type=_words, default=_words(targets), help=f"architectures (default: {targets})")
     parser.add_argument("--dtype", type=_words, default=list(DTYPES), help=f"of q, k, v (default: {','.join(DTYPES)})")
     parser.add_argument("--variant", type=_words, default=_words(HOT), help=f"variants (default: {HOT})")
-    parser.add_argument("--schedule", choices=SCHEDULES, default=SCHEDULES[-1], help="default: %(default)s")
+    schedules = [name for names in SCHEDULES.values() for name in names]
+    parser.add_argument("--schedule", choices=schedules, help="default: the fastest of every architecture")
     parser.add_argument(
         "--output",
         metavar="DIR",

@@ -39,9 +39,7 @@ def plan_named(arch: str, schedule: str, dtype: DType = DType.BF16, attention: A
     return _LAUNCHES[arch].planned(schedule, dtype, attention)
 
 
-def compile_for(
-    arch: str, schedule: str, tensors: BackwardTensors, settings: Settings = DEFAULT
-) -> CompiledBackward:
+def compile_for(arch: str, schedule: str, tensors: BackwardTensors, settings: Settings = DEFAULT) -> CompiledBackward:
     """Compile (or fetch from the disk cache) the kernels of a schedule for what a call asks.
 
     Raises: PlanError, LaunchInputError for what has no kernels; CompileError.

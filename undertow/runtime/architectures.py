@@ -24,9 +24,9 @@ class ArchitectureError(ValueError):
 class Call(Protocol):
     """What a package of kernels says about a whole backward pass, as `undertow.kernels.sm100.call` does."""
 
-    def variant_of(self, schedule: str, tensors: BackwardTensors, settings: Settings) -> Any: ...
+    def variant_of(self, schedule: str | None, tensors: BackwardTensors, settings: Settings) -> Any: ...
 
-    def variant_named(self, name: str, dtype: DType, schedule: str = ...) -> Any: ...
+    def variant_named(self, name: str, dtype: DType, schedule: str | None = ...) -> Any: ...
 
     def check_call(self, variant: Any, tensors: BackwardTensors) -> None: ...
 
@@ -60,7 +60,10 @@ class Architecture:
 
 ARCHITECTURES = {
     row.name: row
-    for row in (Architecture("sm100", "sm_100a", (10, 0), "undertow.kernels.sm100"),)  # a: runs on 10.0 alone
+    for row in (
+        Architecture("sm100", "sm_100a", (10, 0), "undertow.kernels.sm100"),  # a: runs on 10.0 alone
+        Architecture("sm90", "sm_90a", (9, 0), "undertow.kernels.sm90"),
+    )
 }
 
 

@@ -21,7 +21,6 @@ from undertow.runtime import objects
 from undertow.runtime.architectures import Architecture, Call, architecture
 
 MOST_PLANS = 4096  # call signatures that are remembered; the oldest is forgotten
-SCHEDULE = "split"
 _plans: dict[Hashable, LaunchPlan] = {}
 _lock = threading.Lock()
 
@@ -57,17 +56,18 @@ def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAUL
     Tensors, device and the release of the compiler are looked at; nothing is compiled or launched.
     """
     try:
-        _checked(architecture(arch), tensors, settings, SCHEDULE)
+        _checked(architecture(arch), tensors, settings, None)
         refuse_bad_toolchain()
     except ValueError as error:
         return str(error)
     return None
 
 
-def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, schedule: str = SCHEDULE) -> None:
+def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, schedule: str | None = None) -> None:
     """Write dq, dk, dv (and dsink) on the current stream of the device of q; the host does not wait.
 
-    Shapes, dtypes: `BackwardTensors`. Workspace: 33 KB per tile of 128 query rows and head, from torch's allocator.
+    Shapes, dtypes: `BackwardTensors`. schedule: the fastest if None. Workspace: up to 37 KB per tile of 128 query rows
+    and head, from torch's allocator.
     Error: that of one rounding of P, dS and the results to 16 bits, and of float32 sums.
 
     Raises: ArchitectureError; LaunchInputError naming the tensor; CompileError; ColdCaptureError while a CUDA graph is
@@ -89,7 +89,7 @@ def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, 
             _launch_on(index, plan, tensors)
 
 
-def warm_up(arch: str, like: BackwardTensors, settings: Settings = DEFAULT, schedule: str = SCHEDULE) -> None:
+def warm_up(arch: str, like: BackwardTensors, settings: Settings = DEFAULT, schedule: str | None = None) -> None:
     """Compile, load and run once the kernels of a call like this one, on small tensors of its own; then wait for them.
 
     Afterwards calls of any size that want the same variant can be captured in a CUDA graph on that device.
@@ -103,7 +103,7 @@ def warm_up(arch: str, like: BackwardTensors, settings: Settings = DEFAULT, sche
         torch.cuda.synchronize()
 
 
-def signature(arch: str, tensors: BackwardTensors, settings: Settings, schedule: str) -> Hashable:
+def signature(arch: str, tensors: BackwardTensors, settings: Settings, schedule: str | None) -> Hashable:
     """Everything that a plan depends on, as plain values.
 
     What the compiled call checks itself, whenever it is called, is not here: dtypes, devices, alignment, strides of
@@ -170,7 +170,7 @@ def small(like: BackwardTensors) -> BackwardTensors:
     )
 
 
-def _checked(arch: Architecture, tensors: BackwardTensors, settings: Settings, schedule: str) -> Any:
+def _checked(arch: Architecture, tensors: BackwardTensors, settings: Settings, schedule: str | None) -> Any:
     """The variant of a call that the device of q can run.
 
     Raises: LaunchInputError.
@@ -189,7 +189,7 @@ def _checked(arch: Architecture, tensors: BackwardTensors, settings: Settings, s
     return variant
 
 
-def _planned(arch: Architecture, tensors: BackwardTensors, settings: Settings, schedule: str) -> LaunchPlan:
+def _planned(arch: Architecture, tensors: BackwardTensors, settings: Settings, schedule: str | None) -> LaunchPlan:
     variant = _checked(arch, tensors, settings, schedule)
     if not objects.is_loaded(arch, variant):
         _refuse_capture(variant)

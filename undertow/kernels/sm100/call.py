@@ -53,18 +53,18 @@ class Variant:
         return "-".join([self.schedule, self.dtype.label, self.attention.name, *more])
 
 
-def variant_of(schedule: str, tensors: BackwardTensors, settings: Settings) -> Variant:
-    """The variant that a call asks for.
+def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Settings) -> Variant:
+    """The variant that a call asks for. schedule: the fastest if None.
 
     Raises: LaunchInputError for an element type without kernels.
     """
     dtype = next((ours for ours, theirs in TORCH_TYPES.items() if theirs == tensors.q.dtype), None)
     if dtype is None:
         raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
-    return Variant(schedule, dtype, attention_of(settings, tensors), row_variant_of(settings, tensors))
+    return Variant(schedule or SCHEDULES[-1], dtype, attention_of(settings, tensors), row_variant_of(settings, tensors))
 
 
-def variant_named(name: str, dtype: DType, schedule: str = SCHEDULES[-1]) -> Variant:
+def variant_named(name: str, dtype: DType, schedule: str | None = None) -> Variant:
     """The variant of a name such as `dense`, `causal-packed` or `window-softcap-sink`: a mask, then what is present.
 
     Raises: LaunchInputError naming the word that is none.
@@ -75,7 +75,9 @@ def variant_named(name: str, dtype: DType, schedule: str = SCHEDULES[-1]) -> Var
             raise LaunchInputError(f"variant {name!r}: {word!r} is unknown here; known are {', '.join(words)}")
     shared = {flag: flag in flags for flag in ("packed", "deterministic")}
     attention = Attention(**MASKS[mask], softcap="softcap" in flags, **shared)
-    return Variant(schedule, dtype, attention, RowVariant(dlse="dlse" in flags, sink="sink" in flags, **shared))
+    return Variant(
+        schedule or SCHEDULES[-1], dtype, attention, RowVariant(dlse="dlse" in flags, sink="sink" in flags, **shared)
+    )
 
 
 def check_call(variant: Variant, tensors: BackwardTensors) -> None:

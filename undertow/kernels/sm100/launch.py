@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from undertow.kernels.compile import CompiledKernel, compile_kernel
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
@@ -26,7 +24,7 @@ from undertow.kernels.sm100.tensors import (
     kv_tiles,
 )
 from undertow.plan.attention import PLAIN, Attention, RowVariant
-from undertow.plan.description import Launch, Tensor, TensorMap
+from undertow.plan.description import Launch
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan

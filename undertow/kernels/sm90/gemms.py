@@ -14,10 +14,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from undertow.kernels.sm100.arguments import ELEMENT_TYPES
-from undertow.kernels.sm100.bind import SharedMemory
 from undertow.kernels.sm90.instructions import opaque
 from undertow.kernels.sm90.plan import ROW_TERMS, TERM_UNITS, WARPGROUP_THREADS, WARPGROUPS
+from undertow.kernels.sm100.arguments import ELEMENT_TYPES
+from undertow.kernels.sm100.bind import SharedMemory
 from undertow.plan.schema import DType, Plan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
@@ -147,5 +147,3 @@ def add_number(gemms: Gemms, plan: Plan, number: int) -> tuple[Gemm, cute.Tensor
 def words(registers: cute.Tensor) -> cute.Tensor:
     """16-bit registers as 32-bit words."""
     return cute.recast_tensor(registers, Int32)
-
-

@@ -10,6 +10,12 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from undertow.kernels.sm90.arguments import row_terms_argument
+from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
+from undertow.kernels.sm90.roles.compute import compute
+from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
+from undertow.kernels.sm90.roles.load import load
+from undertow.kernels.sm90.roles.reduce import reduce
 from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
@@ -27,12 +33,6 @@ from undertow.kernels.sm100.bind import (
 from undertow.kernels.sm100.context import TensorMaps
 from undertow.kernels.sm100.kernel import Inputs, Outputs, tensor_map
 from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
-from undertow.kernels.sm90.arguments import row_terms_argument
-from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
-from undertow.kernels.sm90.roles.compute import compute
-from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
-from undertow.kernels.sm90.roles.load import load
-from undertow.kernels.sm90.roles.reduce import reduce
 from undertow.plan.grid import Grid
 from undertow.plan.schema import Plan
 
@@ -154,5 +154,3 @@ def set_up(smem: SharedMemory, maps: TensorMaps, warp: Int32):
         cute.arch.mbarrier_init_fence()
     cute.arch.fence_view_async_shared()
     cute.arch.sync_threads()
-
-

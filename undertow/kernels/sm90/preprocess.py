@@ -95,9 +95,7 @@ def set_name() -> None:
 
 
 @cute.jit
-def preprocess(
-    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32
-):
+def preprocess(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32):
     """Launch one CTA per accumulator tile, on the default stream."""
     preprocess_on(dtype, (inputs, outputs), packing, lse_factor, ())
 

@@ -9,12 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm90.bind import sync_of
 from undertow.kernels.sm90.context import EpilogueContext
 from undertow.kernels.sm90.instructions import load_words, store_matrices
 from undertow.kernels.sm90.plan import DS_STAGES, WARPGROUP_ROWS
 from undertow.kernels.sm90.softmax import packed_pairs
+from undertow.kernels.sm100.instructions import store_vector
 
 ROW_BYTES = 128
 VECTORS = 8  # of 16 bytes in a row

@@ -12,8 +12,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from undertow.kernels.sm100.bind import rows_layout
 from undertow.kernels.sm90.context import LoadContext
+from undertow.kernels.sm100.bind import rows_layout
 from undertow.plan.steps import Copy, Wait
 
 
