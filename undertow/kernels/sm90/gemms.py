@@ -145,5 +145,3 @@ def add_number(gemms: Gemms, plan: Plan, number: int) -> tuple[Gemm, cute.Tensor
 def words(registers: cute.Tensor) -> cute.Tensor:
     """16-bit registers as 32-bit words."""
     return cute.recast_tensor(registers, Int32)
-
-

@@ -142,5 +142,3 @@ def set_up(smem: SharedMemory, maps: TensorMaps, warp: Int32):
         cute.arch.mbarrier_init_fence()
     cute.arch.fence_view_async_shared()
     cute.arch.sync_threads()
-
-

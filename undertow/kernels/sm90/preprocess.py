@@ -90,9 +90,7 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
 
 
 @cute.jit
-def preprocess(
-    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32
-):
+def preprocess(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32):
     """Launch one CTA per accumulator tile."""
     batch, heads, tiles, _ = outputs.mdQ_accumulator.shape
     preprocess_kernel(dtype, inputs, outputs, packing, lse_factor).launch(
