@@ -1,7 +1,8 @@
 # make demo   one command from a fresh clone to gradients compared with float64 (no GPU needed)
 # make test   everything a change must pass
+# make docs   the documentation as a site, in build/docs
 #
-# Both make their own .venv if it is missing or older than the requirements.
+# All make their own .venv if it is missing or older than the requirements.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -10,13 +11,13 @@ WORKERS ?= 2
 # one worker a core: torch need not start threads of its own beside them
 PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/pytest -q -n $(WORKERS)
 
-.PHONY: demo test style types size proofs fast clean
+.PHONY: demo test style types size docs proofs fast clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/undertow verify
 
-test: style types size proofs
+test: style types size docs proofs
 
 style: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .
@@ -26,6 +27,10 @@ types: $(VENV)/.installed-dev
 
 size: $(VENV)/.installed-dev
 	$(VENV)/bin/python tools/size.py
+
+docs: $(VENV)/.installed-dev
+	$(VENV)/bin/sphinx-build -b html -E -W --keep-going -q -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 proofs: $(VENV)/.installed-dev
 	$(PYTEST) -m "not gpu"

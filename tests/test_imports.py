@@ -21,10 +21,14 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "cache": (set(), set()),
     "emulator": ({"cache", "ptx", "plan"}, {"numpy"}),
     "kernels": ({"cache", "plan"}, {"torch", "cutlass", "cuda"}),
+    "runtime": ({"cache", "kernels", "plan"}, {"torch", "cutlass"}),
+    "health": ({"attention", "cache", "kernels", "plan", "runtime"}, {"torch"}),
     "reference": (set(), {"torch"}),
     "tolerance": ({"reference"}, {"torch"}),
     "inputs": ({"reference"}, {"torch", "safetensors"}),
     "emulated": ({"emulator", "inputs", "kernels", "plan", "reference"}, {"torch"}),
+    "attention": ({"emulated", "emulator", "kernels", "reference", "runtime"}, {"torch"}),
+    "integrations": ({"attention", "kernels"}, {"torch", "transformers"}),
     "verify": ({"emulator", "inputs", "kernels", "reference", "tolerance"}, {"torch"}),
     "cases": ({"emulator", "plan", "ptx"}, {"numpy"}),
     "launch_file": ({"cases", "plan"}, {"numpy"}),
@@ -33,11 +37,20 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "hazard_figure": ({"emulator", "plan"}, set()),
     "campaign": ({"cases", "check", "emulator", "hazard_figure", "mutate", "pool", "ptx"}, {"numpy"}),
     "mutate": ({"cases", "check", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
+    "sweep": (
+        {"", "backward_case", "cases", "check", "emulated", "emulator", "inputs", "kernels", "mutate", "pool"}
+        | {"reference", "verify"},
+        {"numpy", "torch"},
+    ),
+    "bench": (
+        {"", "attention", "kernels", "reference", "runtime", "sweep", "tolerance"},
+        {"matplotlib", "torch"},
+    ),
     "pool": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
     "__main__": ({"cli"}, set()),
-    "": (set(), set()),  # undertow/__init__.py
+    "": ({"attention", "integrations"}, set()),  # undertow/__init__.py, and only when a name of it is asked for
 }
 FREE = {"commands"}  # a command may import any room; no room may import a command but cli, by name
 
@@ -148,7 +161,9 @@ def test_the_command_line_answers_before_anything_heavy_is_loaded():
     assert not loaded("undertow.cli", then="undertow = sys.modules['undertow.cli'].main(['--version'])") & HEAVY
 
 
-@pytest.mark.parametrize("module", ["undertow.plan.schema", "undertow.kernels.sm100.plan", "undertow.ptx"])
+@pytest.mark.parametrize(
+    "module", ["undertow.plan.schema", "undertow.kernels.sm100.plan", "undertow.ptx", "undertow.sweep.matrix"]
+)
 def test_plans_and_ptx_need_only_the_standard_library(module):
     loaded(module, HEAVY)
 

@@ -9,6 +9,7 @@ import pytest
 from tools import size
 
 ROLE, ROOM = Path("undertow/kernels/sm100/roles/mma.py"), Path("undertow/verify.py")
+SIGNATURES = Path("undertow/attention/signatures.py")
 
 
 def function(lines: int, parameters: str = "") -> str:
@@ -27,6 +28,9 @@ def function(lines: int, parameters: str = "") -> str:
         (ROLE, function(151), ":1: f has 151 lines, at most 150"),
         (ROOM, function(2, "a, b, c, /, d, *, e, f"), None),
         (ROOM, function(2, "a, b, c, /, d, *args, e, f"), ":1: f has 7 parameters, at most 6"),
+        (SIGNATURES, function(2, ", ".join(f"p{n}" for n in range(24))), None),
+        (SIGNATURES, function(2, ", ".join(f"p{n}" for n in range(25))), ":1: f has 25 parameters, at most 24"),
+        (SIGNATURES, function(81), ":1: f has 81 lines, at most 80"),
         (ROOM, "class C:\n    def f(self, a, b, c, d, e, g): pass\n", None),
         (ROOM, "class C:\n    async def f(self, a, b, c, d, e, g, **h): pass\n", ":2: f has 7 parameters, at most 6"),
     ],

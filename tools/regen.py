@@ -22,14 +22,21 @@ from undertow.hazard_figure import sides
 from undertow.inputs import Shape
 from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan import render_tables as tables
+from undertow.plan.attention import Attention
 from undertow.plan.render_schedule import schedule
 from undertow.plan.render_svg import hazard, same_map, tmem_maps
+from undertow.plan.render_tiles import tile_turns
 from undertow.plan.schema import Plan
+from undertow.plan.tiles import EVERYTHING, Band
 
 PLANS = [plan(name) for name in SCHEDULES]
 SPLIT, ALIASED = plan("split"), plan("aliased")
+CAPPED = plan("split", attention=Attention(softcap=True))
+IN_TURN = plan("split", attention=Attention(deterministic=True))
+MASKS = [Attention(left=left, right=right) for left in (False, True) for right in (False, True)]
+BANDS = (("dense", EVERYTHING), ("causal", Band(None, 0)), ("left bound", Band(1, None)), ("sliding", Band(1, 0)))
 KERNEL_README = Path("undertow/kernels/sm100/README.md")
-DOCUMENTS = (Path("README.md"), Path("docs/sm100-tour.md"))
+DOCUMENTS = (Path("README.md"), Path("docs/sm100-tour.md"), Path("docs/variants.md"))
 
 
 @functools.cache  # the kernel is compiled and executed for it
@@ -49,6 +56,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "hazard-p": lambda: hazard(ALIASED, "P", "S"),
     "hazard-ds": lambda: hazard(ALIASED, "dS", "dP"),
     "hazard-found": hazard_found,
+    "tile-turns": lambda: tile_turns(BANDS),
     **{f"schedule-{p.name}": lambda p=p: schedule(p) for p in PLANS},
 }
 
@@ -60,6 +68,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "pipelines": lambda: tables.pipelines(SPLIT),
     "mma-aliased": lambda: tables.mma_rows(ALIASED),
     "mma-split": lambda: tables.mma_rows(SPLIT),
+    "registers": lambda: tables.registers({"without": SPLIT, "with a softcap": CAPPED}),
+    "cta-orders": lambda: tables.cta_orders(MASKS),
+    "reduce-in-turn": lambda: tables.reduce_steps(IN_TURN),
 }
 
 INTRODUCTION = """\

@@ -1,7 +1,8 @@
 """Line budget: files, functions and parameter lists stay small enough to be read in one go.
 
 Prints every offender and exits 1 if there is one. There is no list of exemptions; a role of a kernel (a file in a
-folder named `roles`) may have longer functions, because its loop is the schedule and is read as one piece.
+folder named `roles`) may have longer functions, because its loop is the schedule and is read as one piece; a file named
+`signatures.py` may have longer parameter lists, because they are those of a library whose place its functions take.
 
     python tools/size.py            checks the repository it lies in
     python tools/size.py FOLDER     checks another tree
@@ -29,10 +30,13 @@ class Budget:
 
 EVERYWHERE = Budget(file_lines=400, function_lines=80, parameters=6)
 ROLES = Budget(file_lines=350, function_lines=150, parameters=6)
+SIGNATURES = Budget(file_lines=400, function_lines=80, parameters=24)
 
 
 def budget_of(path: Path) -> Budget:
     """The budget that `path` (relative to the root) is held to."""
+    if path.name == "signatures.py":
+        return SIGNATURES
     return ROLES if "roles" in path.parts[:-1] else EVERYWHERE
 
 

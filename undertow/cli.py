@@ -32,7 +32,11 @@ RIGHT, WRONG, BAD_INPUT, NOT_JUDGED, INTERRUPTED = 0, 1, 2, 3, 130
 COMMANDS = {  # name: (module, one line of help)
     "verify": ("undertow.commands.verify", "run the backward kernels on the emulator and compare with float64"),
     "check": ("undertow.commands.check", "run kernels under all observers: races, fences, barriers, lifetimes"),
+    "sweep": ("undertow.commands.sweep", "judge every configuration: 124 cells, all schedules, under all observers"),
     "mutate": ("undertow.commands.mutate", "take one synchronisation away at a time: which of them are needed"),
+    "bench": ("undertow.commands.bench", "time the backward pass on this GPU, beside the libraries that are installed"),
+    "precompile": ("undertow.commands.precompile", "have kernels compiled before they are needed, without a GPU"),
+    "doctor": ("undertow.commands.doctor", "is this machine fit, and what would run on it"),
 }
 
 

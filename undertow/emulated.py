@@ -10,7 +10,7 @@ import torch
 
 from undertow import emulator
 from undertow.inputs import Batch, Shape
-from undertow.kernels.sm100.launch import BackwardTensors, Settings, compile_for, launches
+from undertow.kernels.sm100.launch import BackwardTensors, CompiledBackward, Settings, compile_for, launches
 from undertow.kernels.sm100.tensors import Sequences
 from undertow.plan.schema import Plan
 from undertow.plan.tiles import Tiling
@@ -65,8 +65,8 @@ class EmulatedBackward:
         return executed / max(1, self.tile_iterations)
 
 
-@functools.lru_cache(maxsize=16)  # decoding takes longer than running a small batch; four schedules have six kernels
-def _program(ptx: str, entry: str) -> emulator.Program:
+@functools.lru_cache(maxsize=128)  # decoding takes longer than running a small batch; `undertow sweep` has 96 kernels
+def program(ptx: str, entry: str) -> emulator.Program:
     return emulator.load_program(ptx, entry)
 
 
@@ -85,11 +85,7 @@ def backward(
     settings, tensors = settings_of(batch.scoring, deterministic), tensors_of(batch)
     begin = time.perf_counter()
     compiled = compile_for(schedule, tensors, settings)
-    names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
-    results = {
-        names[kernel]: emulator.launch(_program(kernel.ptx, kernel.entry), launch, options)
-        for kernel, launch in launches(compiled, tensors, settings)
-    }
+    results = execute(compiled, tensors, settings, options)
     run_seconds = sum(result.seconds for result in results.values())
     compile_seconds = time.perf_counter() - begin - run_seconds
     gradients = Gradients(tensors.dq, tensors.dk, tensors.dv)
@@ -104,6 +100,23 @@ def backward(
         compile_seconds,
         run_seconds,
     )
+
+
+def execute(
+    compiled: CompiledBackward,
+    tensors: BackwardTensors,
+    settings: Settings,
+    options: emulator.Options = DEFAULT_OPTIONS,
+) -> dict[str, emulator.Result]:
+    """Run the kernels on `tensors`, in place; results by the names in KERNELS, of those that were launched.
+
+    Raises: LaunchInputError, EmulatorError.
+    """
+    names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
+    return {
+        names[kernel]: emulator.launch(program(kernel.ptx, kernel.entry), launch, options)
+        for kernel, launch in launches(compiled, tensors, settings)
+    }
 
 
 def tensors_of(batch: Batch) -> BackwardTensors:

@@ -36,6 +36,15 @@ def each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterato
         yield position, work(task)
 
 
+def apart(work: Callable[[Any], Any], task: Any) -> Any:
+    """work(task) in a process of its own.
+
+    Raises: BrokenProcessPool if that process dies.
+    """
+    ((_, result),) = _in_processes(work, [task], 0, 1)
+    return result
+
+
 def _in_processes(work: Callable, tasks: Sequence[Any], first: int, jobs: int) -> Iterator[tuple[int, Any]]:
     # spawn: a fork would copy the locks of threads that run here (progress, torch)
     context = multiprocessing.get_context("spawn")

@@ -14,7 +14,7 @@ D_i). A row that sees no key has O = 0, LSE = -inf (or b) and dQ = 0, and takes 
 Shapes: q, dO, O (batch, seqlen_q, heads, head_dim); k, v (batch, seqlen_k, kv_heads, head_dim), kv_heads divides heads
 and head h reads kv head h // (heads / kv_heads); LSE, D, dLSE (batch, heads, seqlen_q), LSE in natural logarithm.
 Packed sequences have no batch dimension: their rows follow one another.
-Memory: one (sequence, head) and at most BLOCK_ROWS query rows at a time.
+Memory: one (sequence, head) and at most BLOCK_ROWS query rows at a time. Results lie where q does.
 """
 
 from __future__ import annotations
@@ -99,16 +99,16 @@ class Scoring:
         t = torch.tanh(scores / self.softcap)
         return self.softcap * t, 1 - t**2
 
-    def kept(self, rows: range, seqlen_q: int, seqlen_k: int) -> Tensor | None:
-        """Which pairs of `rows` by all keys are seen, (len(rows), seqlen_k) bool; None if all are."""
+    def kept(self, rows: range, seqlen_q: int, seqlen_k: int, device: torch.device | str = "cpu") -> Tensor | None:
+        """Which pairs of `rows` by all keys are seen, (len(rows), seqlen_k) bool on `device`; None if all are."""
         left, right = self.window
         if self.causal:
             right = 0 if right is None else min(right, 0)
         if left is None and right is None:
             return None
-        centre = torch.arange(rows.start, rows.stop)[:, None] + (seqlen_k - seqlen_q)
-        key = torch.arange(seqlen_k)[None, :]
-        kept = torch.ones(len(rows), seqlen_k, dtype=torch.bool)
+        centre = torch.arange(rows.start, rows.stop, device=device)[:, None] + (seqlen_k - seqlen_q)
+        key = torch.arange(seqlen_k, device=device)[None, :]
+        kept = torch.ones(len(rows), seqlen_k, dtype=torch.bool, device=device)
         if left is not None:
             kept &= key >= centre - left
         if right is not None:
@@ -178,8 +178,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring = DENSE)
 
     Raises: ProblemError if the shapes do not fit together.
     """
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), -math.inf, dtype=torch.float64)
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), -math.inf, dtype=torch.float64, device=q.device)
     for block in blocks(q, k, v, scoring):
         lse[block.row_index] = block.lse
         out[block.where] = probabilities(block.scores, block.lse) @ block.v
@@ -210,7 +210,7 @@ def attention_backward(
 def sink_gradient(q: Tensor, k: Tensor, v: Tensor, stats: RowStats, scoring: Scoring) -> Tensor:
     """The gradient of the sink, (heads) float64, from LSE and D (less dLSE) of every row."""
     assert scoring.sink is not None, "without a sink there is no gradient of it"
-    gradient = torch.zeros(q.shape[-2], dtype=torch.float64)
+    gradient = torch.zeros(q.shape[-2], dtype=torch.float64, device=q.device)
     for block in blocks(q, k, v, scoring):
         lse, d = stats.lse[block.row_index].double(), stats.d[block.row_index].double()
         gradient[block.where[-1]] -= (torch.exp(scoring.sink[block.where[-1]].double() - lse) * d).sum()
@@ -263,7 +263,7 @@ def blocks(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Iterator[Block]
                 rows = range(start, min(start + BLOCK_ROWS, len(queries)))  # within the sequence
                 where = (*batch, slice(queries.start + rows.start, queries.start + rows.stop), head)
                 scores, slope = scoring.capped(scale * (q[where].double() @ k[kv].double().T))
-                kept = scoring.kept(rows, len(queries), len(keys))
+                kept = scoring.kept(rows, len(queries), len(keys), q.device)
                 if kept is not None:
                     scores = scores.masked_fill(~kept, -math.inf)
                 sink = None if scoring.sink is None else scoring.sink[head].double()
@@ -313,7 +313,7 @@ def _accumulate(grads: Gradients, block: Block, dv: Tensor, ds: Tensor, scale: f
 
 
 def _zeros(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
-    return Gradients(*(torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v)))
+    return Gradients(*(torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, k, v)))
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring, dout: Tensor | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,14 @@ def test_examples_run_as_they_are_printed(name: str, code: str) -> None:
     path = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     result = subprocess.run([sys.executable, "-c", path + code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, f"{name}: {result.stderr}"
+
+
+@pytest.mark.parametrize("program", sorted(ROOT.glob("docs/examples/*.py")), ids=lambda path: path.name)
+def test_programs_run(program: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(program)]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
 
 
 def anchors(document: Path) -> set[str]:

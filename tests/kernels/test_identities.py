@@ -1,4 +1,4 @@
-"""Identities that attention obeys whatever its options, asked of the kernels; most need no reference at all."""
+"""Identities of gradients that attention obeys whatever its options: scaling, shifting, counting, the derivative."""
 
 from __future__ import annotations
 
@@ -6,134 +6,207 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.kernels.problems import complaints, run
-from undertow import emulated, emulator
-from undertow.inputs import Batch, Shape, complete, random_batch
-from undertow.reference import Scoring, attention_forward
+from tests.kernels.option_sets import (
+    OPTION_SETS,
+    by_row,
+    folded,
+    misses,
+    problems,
+    results,
+    seeing,
+    share_of_the_sink,
+    spans,
+)
+from tests.kernels.problems import is_zero
+from undertow.inputs import Batch, complete
+from undertow.reference import Scoring, attention_backward, attention_forward
+from undertow.tolerance import yardstick
 
-SCORINGS = {
-    "dense": Scoring(),
-    "causal": Scoring(causal=True),
-    "window": Scoring(window=(60, 25)),
-    "left": Scoring(window=(70, None)),
-    "softcap": Scoring(softcap=2.0),
-    "causal-softcap": Scoring(causal=True, softcap=2.0, softmax_scale=-0.3),
-}
-LENGTHS = st.tuples(st.integers(1, 200), st.integers(1, 200))
-HEADS = st.sampled_from([(1, 1), (2, 1), (2, 2), (6, 2)])
-PROBLEMS = st.tuples(LENGTHS, HEADS, st.sampled_from(sorted(SCORINGS)), st.integers(0, 99))
-few = settings(max_examples=12)
-
-
-def batch_of(problem) -> Batch:
-    (seqlen_q, seqlen_k), (heads, kv_heads), name, seed = problem
-    return random_batch(Shape(1, seqlen_q, seqlen_k, heads, kv_heads), seed, SCORINGS[name])
+few = settings(max_examples=3, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+F16 = torch.float16
 
 
-def gradients(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Deterministic ones, so that bits mean something."""
-    done = emulated.backward(batch, deterministic=True, options=emulator.Options(backend="auto"))
-    return done.gradients
+@pytest.fixture(params=OPTION_SETS, ids=lambda options: options.name, scope="module")
+def options(request):
+    """One set after the other, so that kernels are decoded once."""
+    return request.param
 
 
-@few
-@given(PROBLEMS, st.integers(-6, 6))
-def test_scaling_dout_by_a_power_of_two_scales_all_gradients_bit_by_bit(problem, power):
-    batch = batch_of(problem)
-    scaled = dataclasses.replace(batch, dout=batch.dout * 2.0**power)
-    for one, other in zip(gradients(batch), gradients(scaled)):
-        assert torch.equal(one.float() * 2.0**power, other.float())
+def remade(batch: Batch, **changes: Tensor) -> Batch:
+    """The batch with other inputs, and the out and lse that belong to them."""
+    tensors = {"q": batch.q, "k": batch.k, "v": batch.v, "dout": batch.dout, **changes}
+    return dataclasses.replace(complete(tensors, batch.scoring), dlse=batch.dlse)
 
 
-@few
-@given(PROBLEMS)
-def test_a_power_of_two_moves_from_the_scale_to_q_without_a_trace(problem):
-    batch = batch_of(problem)
-    halved = dataclasses.replace(batch.scoring, softmax_scale=batch.scoring.scale(64) / 2)
-    dq, dk, dv = gradients(dataclasses.replace(batch, q=batch.q * 2, scoring=halved))
-    expected = gradients(batch)
-    assert torch.equal(dq * 2, expected[0]) and torch.equal(dk, expected[1]) and torch.equal(dv, expected[2])
+def assert_equal(one: Tensor, other: Tensor, dtype: torch.dtype, subnormal: float) -> None:
+    """Bit for bit; in fp16 up to what numbers below 2^-14 lose, and the rounding of the sum that they are in."""
+    if dtype == F16:
+        torch.testing.assert_close(one.float(), other.float(), rtol=2**-10, atol=subnormal)
+    else:
+        assert torch.equal(one.float(), other.float())
 
 
 @few
-@given(PROBLEMS)
-def test_a_common_part_of_v_changes_no_gradient_of_q_and_k(problem):
-    """As far as D allows, which is formed from the stored O: both are within their budgets."""
-    batch = batch_of(problem)
-    v = batch.v + torch.linspace(-2, 2, 64).bfloat16()
-    moved = complete({"q": batch.q, "k": batch.k, "v": v, "dout": batch.dout}, batch.scoring)
-    assert not complaints(batch, run(batch).gradients) and not complaints(moved, run(moved).gradients)
-
-
-@few
-@given(PROBLEMS)
-def test_the_rows_of_dv_add_up_to_those_of_dout(problem):
-    """Every row of P adds up to one, or to nothing where a row sees no key."""
-    batch = batch_of(problem)
-    dv = gradients(batch)[2].double()
-    seeing = (batch.lse > -torch.inf).transpose(1, 2)[..., None]
-    by_head = torch.where(seeing, batch.dout.double(), 0.0).sum(dim=1)
-    expected = by_head.unflatten(1, (dv.shape[2], -1)).sum(dim=2)
-    assert (dv.sum(dim=1) - expected).norm() <= 2**-6 * max(1.0, batch.dout.double().norm().item())
-
-
-@few
-@given(PROBLEMS, st.randoms(use_true_random=False))
-def test_a_permutation_of_heads_permutes_the_results(problem, random):
-    batch = batch_of(problem)
-    groups = list(range(batch.k.shape[2]))
-    random.shuffle(groups)
-    group = batch.q.shape[2] // batch.k.shape[2]
-    heads = [group * kv + i for kv in groups for i in range(group)]
-    permuted = dataclasses.replace(
-        batch,
-        **{name: getattr(batch, name)[:, :, heads] for name in ("q", "dout", "out")},
-        **{name: getattr(batch, name)[:, :, groups] for name in ("k", "v")},
-        lse=batch.lse[:, heads],
+@given(data=st.data(), power=st.integers(0, 6))
+def test_scaling_dout_by_a_power_of_two_scales_all_gradients_bit_by_bit(options, data, power):
+    batch = data.draw(problems(options))
+    factor = 2.0**power
+    scaled = dataclasses.replace(
+        batch, dout=batch.dout * factor, dlse=None if batch.dlse is None else batch.dlse * factor
     )
-    (dq, dk, dv), (pq, pk, pv) = gradients(batch), gradients(permuted)
-    assert torch.equal(pq, dq[:, :, heads]) and torch.equal(pk, dk[:, :, groups]) and torch.equal(pv, dv[:, :, groups])
+    largest = max(float(x.abs().max()) for x in (batch.q, batch.k))
+    sums = 1 + 0.3 * max(batch.q.shape[-3] * batch.q.shape[-2], batch.k.shape[-3]) * largest
+    one, other = results(batch, options), results(scaled, options)
+    for name, grad in one.items():
+        assert_equal(grad.float() * factor, other[name], options.dtype, 2**-24 * (1 + factor) * sums)
 
 
 @few
-@given(LENGTHS, st.integers(1, 199), st.integers(0, 99))
-def test_chunks_of_keys_with_the_final_lse_and_out_add_up(lengths, cut, seed):
-    """What a ring does: every chunk reads the O and LSE of all keys; dQ is a sum, dK and dV are side by side."""
-    seqlen_q, seqlen_k = lengths
-    batch = random_batch(Shape(1, seqlen_q, seqlen_k + 1, 1), seed)
-    cut = 1 + cut % seqlen_k
-    whole = run(batch).gradients
-    parts = [
-        run(dataclasses.replace(batch, k=batch.k[:, keys], v=batch.v[:, keys])).gradients
-        for keys in (slice(0, cut), slice(cut, None))
-    ]
-    for name in ("dk", "dv"):
-        assert torch.equal(torch.cat([getattr(part, name) for part in parts], dim=1), getattr(whole, name))
-    summed = parts[0].dq.double() + parts[1].dq.double()
-    scale = sum(part.dq.double().norm() for part in parts)
-    assert (summed - whole.dq.double()).norm() <= 2**-7 * scale
+@given(data=st.data())
+def test_a_power_of_two_moves_from_the_scale_to_q_without_a_trace(options, data):
+    batch = data.draw(problems(options))
+    halved = dataclasses.replace(batch.scoring, softmax_scale=batch.scoring.scale(64) / 2)
+    moved = results(dataclasses.replace(batch, q=batch.q * 2, scoring=halved), options)
+    moved["dq"] = moved["dq"].float() * 2
+    for name, grad in results(batch, options).items():
+        assert_equal(grad, moved[name], options.dtype, 2**-23)
 
 
-@pytest.mark.parametrize("name", SCORINGS)
-def test_the_gradient_is_that_of_our_forward(name):
-    """<grad, direction> against a central difference of the float64 forward along it, dLSE included."""
-    batch = random_batch(Shape(1, 70, 90, 2, 1), 3, SCORINGS[name])
+def on_a_grid(x: Tensor) -> Tensor:
+    """Multiples of 1/16 up to 4: the sum of two of them is exact in either type."""
+    return (x.float() * 16).round().clamp(-64, 64).to(x.dtype) / 16
+
+
+@few
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_vector_added_to_every_v_leaves_dq_and_dk(options, data, seed):
+    batch = data.draw(problems(options, sinks=False))
+    plain = remade(batch, v=on_a_grid(batch.v))
+    vector = on_a_grid(torch.randn(64, generator=torch.Generator().manual_seed(seed))).to(options.dtype)
+    moved = remade(plain, v=plain.v + vector)
+    assert torch.equal(moved.v - vector, plain.v)
+    true = attention_backward(plain.q, plain.k, plain.v, plain.dout, plain.dlse, plain.scoring)
+    assert not misses(moved, results(moved, options), {"dq": true.dq, "dk": true.dk})
+
+
+@few
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_a_vector_added_to_every_k_leaves_all_gradients(options, data, seed):
+    """But for a gradient of LSE, which grows by scale q . vector. A softcap or a sink would see the shift."""
+    batch = data.draw(problems(options, sinks=False))
+    batch = dataclasses.replace(batch, scoring=dataclasses.replace(batch.scoring, softcap=None))
+    plain = remade(batch, k=on_a_grid(batch.k))
+    vector = on_a_grid(torch.randn(64, generator=torch.Generator().manual_seed(seed))).to(options.dtype)
+    moved = remade(plain, k=plain.k + vector)
+    true = attention_backward(plain.q, plain.k, plain.v, plain.dout, plain.dlse, plain.scoring)
+    shifted = true.dq
+    if plain.dlse is not None:
+        shifted = shifted + seeing(plain) * plain.scoring.scale(64) * by_row(plain.dlse) * vector.double()
+    assert not misses(moved, results(moved, options), {"dq": shifted, "dk": true.dk, "dv": true.dv})
+
+
+@few
+@given(data=st.data(), seed=st.integers(0, 99))
+def test_rows_of_ds_add_up_to_nothing(options, data, seed):
+    """With equal keys dQ is that sum times the key: 0, but for a gradient of LSE and what a sink takes."""
+    batch = data.draw(problems(options))
+    key = torch.randn(64, generator=torch.Generator().manual_seed(seed)).to(options.dtype)
+    equal = remade(batch, k=key.expand_as(batch.k).contiguous())
+    scale, share = equal.scoring.scale(64), share_of_the_sink(equal)
+    _, slope = equal.scoring.capped(scale * (equal.q.double() @ key.double()))
+    out = attention_forward(equal.q, equal.k, equal.v, equal.scoring).out
+    total = share * (equal.dout.double() * out).sum(dim=-1, keepdim=True)
+    if equal.dlse is not None:
+        total = total + (1 - share) * by_row(equal.dlse)
+    expected = scale * (1.0 if slope is None else slope[..., None]) * total * key.double()
+    assert not misses(equal, results(equal, options), {"dq": torch.where(seeing(equal), expected, 0.0)})
+
+
+@few
+@given(data=st.data())
+def test_the_rows_of_dv_add_up_to_those_of_dout(options, data):
+    """Every row of P adds up to one less the sink's share, or to nothing where a row sees no key."""
+    batch = data.draw(problems(options))
+    rows = torch.where(seeing(batch), batch.dout.double() * (1 - share_of_the_sink(batch)), 0.0)
+    expected = folded(rows.sum(dim=-3), batch.k.shape[-2])
+    dv = results(batch, options)["dv"].double().sum(dim=-3)
+    assert (dv - expected).norm() <= 2**-6 * max(1.0, batch.dout.double().norm().item())
+
+
+@few
+@given(data=st.data())
+def test_one_visible_key_gives_dv_and_nothing_else(options, data):
+    """Its own key for each row of a window, the only one under other masks. dV is exact where one row makes it."""
+    bounds = st.integers(1, 90)
+    per_sequence = bounds.map(lambda n: (n, n)) if options.mask == "window" else st.tuples(bounds, st.just(1))
+    lengths = st.lists(per_sequence, min_size=1, max_size=3 if options.packed else 1)
+    batch = data.draw(problems(options, sinks=False, gradients_of_lse=False, lengths=lengths))
+    if options.mask == "window":
+        batch = dataclasses.replace(batch, scoring=dataclasses.replace(batch.scoring, window=(0, 0)))
+    batch = remade(batch)
+    expected = torch.zeros_like(batch.k, dtype=torch.float64)
+    seen = torch.where(seeing(batch), batch.dout.double(), 0.0)
+    for index, rows, keys in spans(batch):
+        own = folded(seen[(*index, slice(rows.start, rows.stop))], batch.k.shape[-2])
+        expected[(*index, slice(keys.start, keys.stop))] = own if len(keys) == len(rows) else own.sum(dim=0)
+    got = results(batch, options)
+    assert not misses(batch, got, {"dq": 0 * batch.q.double(), "dk": 0 * batch.k.double(), "dv": expected})
+    if options.mask == "window" and batch.q.shape[-2] == batch.k.shape[-2]:
+        assert torch.equal(got["dv"], batch.dout)
+
+
+@few
+@given(data=st.data())
+def test_without_q_every_visible_key_counts_alike(options, data):
+    """P = 1 / (number of kept keys, and exp(sink)); dV follows, and dK is exactly nothing."""
+    batch = data.draw(problems(options))
+    batch = remade(batch, q=torch.zeros_like(batch.q))
+    extra = 0.0 if batch.scoring.sink is None else batch.scoring.sink.double().exp()
+    expected = torch.zeros_like(batch.k, dtype=torch.float64)
+    for index, rows, keys in spans(batch):
+        kept = batch.scoring.kept(range(len(rows)), len(rows), len(keys))
+        kept = torch.ones(len(rows), len(keys), dtype=torch.bool) if kept is None else kept
+        number = kept.sum(dim=1)[:, None]
+        rate = torch.where(number > 0, 1 / (number + extra).clamp(min=1e-300), 0.0)
+        weighted = rate[..., None] * batch.dout[(*index, slice(rows.start, rows.stop))].double()
+        sums = torch.einsum("ij,ihd->jhd", kept.double(), weighted)
+        expected[(*index, slice(keys.start, keys.stop))] = folded(sums, batch.k.shape[-2])
+    got = results(batch, options)
+    assert is_zero(got["dk"]) and not misses(batch, got, {"dv": expected})
+
+
+@few
+@given(data=st.data())
+def test_the_gradient_is_that_of_our_forward(options, data):
+    """<grad, direction> against a central difference of the float64 forward along it, dLSE and sinks included.
+
+    Errors within their budgets, met by a random direction of length 1 per element, are six standard deviations.
+    """
+    batch = data.draw(problems(options))
     generator = torch.Generator().manual_seed(11)
-    dlse = torch.randn(batch.lse.shape, generator=generator)
-    seeing = batch.lse > -torch.inf
-    directions = [torch.randn(x.shape, generator=generator, dtype=torch.float64) for x in (batch.q, batch.k, batch.v)]
+    at = {"q": batch.q, "k": batch.k, "v": batch.v}
+    if batch.scoring.sink is not None:
+        at["sink"] = batch.scoring.sink
+    along = {name: torch.randn(x.shape, generator=generator, dtype=torch.float64) for name, x in at.items()}
 
-    def loss(step: float) -> Tensor:
-        q, k, v = (x.double() + step * d for x, d in zip((batch.q, batch.k, batch.v), directions))
-        forward = attention_forward(q, k, v, batch.scoring)
-        return (forward.out * batch.dout.double()).sum() + (forward.lse * dlse)[seeing].sum()
+    def loss(step: float) -> float:
+        moved = {name: x.double() + step * along[name] for name, x in at.items()}
+        scoring: Scoring = dataclasses.replace(batch.scoring, sink=moved.get("sink"))
+        out, lse = attention_forward(moved["q"], moved["k"], moved["v"], scoring)
+        total = (out * batch.dout.double()).sum()
+        if batch.dlse is not None:
+            total = total + torch.where(lse > -torch.inf, lse * batch.dlse.double(), 0.0).sum()
+        return float(total)
 
     slope = (loss(1e-5) - loss(-1e-5)) / 2e-5
-    grads = run(dataclasses.replace(batch, dlse=dlse)).gradients
-    along = sum((grad.double() * d).sum() for grad, d in zip(grads, directions))
-    size = sum(grad.double().norm() * d.norm() for grad, d in zip(grads, directions))
-    assert abs(along - slope) <= 4e-3 * size / 10, "a random direction meets a tenth of the error, and less"
+    got = results(batch, options)
+    measure = yardstick(batch, batch.scoring, batch.dlse)
+    errors = [budget * denominator for budget, denominator in zip(measure.budget, measure.denominators)]
+    if "dsink" in got:
+        errors.append(2**-8 * float(batch.dout.double().norm()) + float(got["dsink"].norm()) * 2**-8)
+    found = sum(float((got[f"d{name}"].double() * along[name]).sum()) for name in at)
+    assert abs(found - slope) <= 6 * sum(error**2 for error in errors) ** 0.5 + 1e-6 * abs(slope) + 1e-7

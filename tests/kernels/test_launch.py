@@ -56,10 +56,11 @@ def test_what_the_kernels_cannot_take_is_named(case):
         launch.check_tensors(plan("split"), given)
 
 
-def test_a_scale_that_is_no_number_is_refused():
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -2e20])
+def test_a_scale_that_is_no_number_is_refused(scale):
     compiled = launch.compile_backward(plan("split"))
-    with pytest.raises(launch.LaunchInputError, match="softmax_scale=nan"):
-        launch.launches(compiled, tensors(), launch.Settings(softmax_scale=math.nan))
+    with pytest.raises(launch.LaunchInputError, match=r"softmax_scale=.*: must be in \[-1e\+20, 1e\+20\]"):
+        launch.launches(compiled, tensors(), launch.Settings(softmax_scale=scale))
 
 
 def test_settings_of_another_variant_are_refused():

@@ -74,8 +74,14 @@ def test_a_softcap_spills_no_register(schedule, flags, packed):
     assert (resources.spill_store_bytes, resources.spill_load_bytes, resources.stack_bytes) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("softcap", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("softcap", [1e-16, 1e30])
+def test_pairs_that_are_not_seen_stay_out_of_the_smallest_and_the_largest_cap(softcap):
+    batch = random_batch(Shape(1, 150, 150, 1), scoring=Scoring(causal=True, softcap=softcap))
+    assert not complaints(batch, run(batch).gradients)
+
+
+@pytest.mark.parametrize("softcap", [0.0, -1.0, float("nan"), float("inf"), 1e-17, 1e31])
 def test_a_cap_that_is_no_cap_is_refused(softcap):
     batch = random_batch(Shape(1, 8, 8, 1))
-    with pytest.raises(launch.LaunchInputError, match=r"softcap=.*: must be positive and finite, or None"):
+    with pytest.raises(launch.LaunchInputError, match=r"softcap=.*: must be in \[1e-16, 1e\+30\], or None"):
         run(dataclasses.replace(batch, scoring=dataclasses.replace(batch.scoring, softcap=softcap)))

@@ -1,34 +1,40 @@
-"""Compile one kernel for sm_100a on any machine: no GPU, no CUDA driver, no CUDA toolkit.
+"""Compile kernels on any machine, and whole calls to objects: no GPU, no CUDA driver, no CUDA toolkit.
 
 The DSL lowers to PTX and assembles with the ptxas inside its own wheel, so its documented options suffice: keep the
 PTX and the cubin, let the remark file carry ptxas's verbose report. Every compilation gets a dump folder of its own,
-because kernel names are not unique across configurations. Results are kept on disk under a hash of everything
-that can change them; an entry appears by one atomic rename, so parallel processes never see half of one.
+because kernel names are not unique across configurations. Results are kept on disk (`undertow.cache`) under a hash of
+everything that can change them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import io
 import json
 import logging
 import os
+import platform
 import re
-import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from undertow.cache import cache_folder
+from undertow import cache
 
 ARCH = "sm_100a"
 PACKAGE = Path(__file__).resolve().parent.parent
 _KEY_FOLDERS = ("kernels", "plan")  # a change of any source file in them invalidates every cached kernel
+COMPILER = "nvidia-cutlass-dsl"
+BAD_RELEASES = {  # release: what it does; refused by name
+    "4.6.0": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
+    "4.6.1": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
+}
+OBJECT, OBJECT_PTX, FUNCTION = "call.o", "call.ptx", "backward_pass"  # of an entry of `compile_object`
 _LOG = logging.getLogger(__name__)
 _ONE_COMPILATION = threading.Lock()  # the DSL keeps tracing state in globals
 
@@ -73,62 +79,122 @@ def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
         CompileError: the DSL or ptxas refuses the kernel, or `build` launches a number of kernels other than one.
         CacheError: no folder can be written.
     """
-    key = _key(name, config, build)
-    folder = cache_folder() / f"{name}-{key[:24]}"
-    kernel = _load(folder, name, key)
-    if kernel is None:
-        with _ONE_COMPILATION:
-            kernel = _compile(name, build)
-        _store(folder, kernel, key)
-    return kernel
+    refuse_bad_toolchain()
+    files = cache.fetch(name, _key(name, config, build), lambda: _files_of(_compile(name, build))).files
+    facts = json.loads(files["kernel.json"])
+    ptx, cubin = files["kernel.ptx"].decode(), files["kernel.cubin"]
+    return CompiledKernel(name, facts["entry"], ptx, cubin, Resources(**facts["resources"]))
 
 
-def _key(name: str, config: object, build: Build) -> str:
+def _files_of(kernel: CompiledKernel) -> cache.Files:
+    facts = {"entry": kernel.entry, "resources": asdict(kernel.resources)}
+    return {
+        "kernel.json": json.dumps(facts, indent=1).encode(),
+        "kernel.ptx": kernel.ptx.encode(),
+        "kernel.cubin": kernel.cubin,
+    }
+
+
+def object_key(name: str, target: str, config: object, build: Build) -> str:
+    """The cache key of what `compile_object` makes of the same arguments."""
+    return _key(name, config, build, ("object", target, toolchain_version("apache-tvm-ffi"), platform.machine()))
+
+
+def compile_object(name: str, target: str, config: object, build: Build) -> cache.Entry:
+    """Return the object file of a host function and its kernels, from the disk cache where possible.
+
+    The entry's files are `OBJECT`, which offers the tvm-ffi function `FUNCTION`, and `OBJECT_PTX`, the kernels in it.
+
+    Args:
+        name, config, build: as for `compile_kernel`, but the host function may launch any number of kernels.
+        target: architecture to compile for, such as sm_100a.
+    Raises:
+        CompileError: the DSL or ptxas refuses a kernel, or the toolchain is known to be bad.
+        CacheError: no folder can be written.
+    """
+    refuse_bad_toolchain()
+    return cache.fetch(name, object_key(name, target, config, build), lambda: _object_files(name, target, build))
+
+
+def _object_files(name: str, target: str, build: Build) -> cache.Files:
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
+        options = f"--enable-tvm-ffi --gpu-arch {target} --generate-line-info --keep-ptx --dump-dir '{dump}'"
+        compiled = _traced(name, target, build, options)
+        ptx, path = _artifact(compiled.__ptx__, str, name), Path(dump) / OBJECT
+        compiled.export_to_c(object_file_path=str(path), function_name=FUNCTION)
+        files = {OBJECT: path.read_bytes(), OBJECT_PTX: _with_portable_paths(ptx).encode()}
+    _LOG.info("compiled %s for %s in %.1f s", name, target, time.perf_counter() - begin)
+    return files
+
+
+def refuse_bad_toolchain() -> None:
+    """Refuse releases of the compiler with which backward passes never return, before they are tried.
+
+    Raises: CompileError naming the release.
+    """
+    version = toolchain_version(COMPILER)
+    if version in BAD_RELEASES:
+        raise CompileError(f"{COMPILER} {version} is installed: {BAD_RELEASES[version]}; install another release")
+
+
+def toolchain_version(package: str) -> str:
+    """The installed release of a package.
+
+    Raises: CompileError if there is none.
+    """
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise CompileError(f"compiling needs the package {package}, which is not installed") from error
+
+
+def _key(name: str, config: object, build: Build, more: tuple[str, ...] = ()) -> str:
     described = repr(config)
     assert " at 0x" not in described, f"the repr of config holds a memory address, so it is no key: {described}"
-    digest = hashlib.sha256()
     environment = sorted(item for item in os.environ.items() if item[0].startswith("CUTE_DSL_"))
-    version = importlib.metadata.version("nvidia-cutlass-dsl")
-    for part in (name, described, version, ARCH, repr(environment)):
-        digest.update(part.encode() + b"\0")
     sources = [path for folder in _KEY_FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     own_source = Path(build.__code__.co_filename) if hasattr(build, "__code__") else None
     if own_source is not None and own_source.is_file():
         sources.append(own_source)
-    for path in sources:
-        where = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path.name
-        digest.update(str(where).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+    named = [(str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else path.name, path) for path in sources]
+    return cache.key_of((name, described, toolchain_version(COMPILER), ARCH, repr(environment), *more), named)
 
 
 def _compile(name: str, build: Build) -> CompiledKernel:
-    try:
-        import cutlass.cute as cute
-    except ImportError as error:
-        raise CompileError(
-            f"compiling {name} needs the package nvidia-cutlass-dsl, which cannot be imported: {error}"
-        ) from error
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         report_path = Path(dump) / "ptxas.yaml"
         options = (
             f"--gpu-arch {ARCH} --generate-line-info --keep-ptx --keep-cubin --dump-dir '{dump}' "
             f"--ptxas-options '-v' --remark-filter ptxas --remark-output '{report_path}'"
         )
-        said = io.StringIO()
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                host, arguments = build()
-                compiled = cute.compile(host, *arguments, options=options)
-        except Exception as error:
-            raise CompileError(f"compiling {name} for {ARCH} failed: {error}\n{said.getvalue()}".rstrip()) from error
-        if said.getvalue().strip():
-            _LOG.debug("while compiling %s the DSL said:\n%s", name, said.getvalue())
+        compiled = _traced(name, ARCH, build, options)
         ptx, cubin = _artifact(compiled.__ptx__, str, name), _artifact(compiled.__cubin__, bytes, name)
         report = report_path.read_text() if report_path.exists() else ""
     entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
     if len(entries) != 1:
         raise CompileError(f"{name} must launch exactly one kernel, its PTX has {len(entries)}: {entries}")
     return CompiledKernel(name, entries[0], _with_portable_paths(ptx), cubin, parse_ptxas_report(report))
+
+
+def _traced(name: str, target: str, build: Build, options: str) -> Any:
+    """What the DSL makes of a host function; its chatter is logged."""
+    try:
+        import cutlass.cute as cute
+    except ImportError as error:
+        raise CompileError(
+            f"compiling {name} needs the package {COMPILER}, which cannot be imported: {error}"
+        ) from error
+    said = io.StringIO()
+    try:
+        with _ONE_COMPILATION, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            host, arguments = build()
+            compiled = cute.compile(host, *arguments, options=options)
+    except Exception as error:
+        raise CompileError(f"compiling {name} for {target} failed: {error}\n{said.getvalue()}".rstrip()) from error
+    if said.getvalue().strip():
+        _LOG.debug("while compiling %s the DSL said:\n%s", name, said.getvalue())
+    return compiled
 
 
 def _artifact(content: object, kind: type, name: str) -> Any:
@@ -164,40 +230,3 @@ def _with_portable_paths(ptx: str) -> str:
         return f'{match.group(1)}"{path.relative_to(root) if root else path}"'
 
     return re.sub(r'^(\s*\.file\s+\d+\s+)"([^"]*)"', relative, ptx, flags=re.MULTILINE)
-
-
-def _load(folder: Path, name: str, key: str) -> CompiledKernel | None:
-    try:
-        facts = json.loads((folder / "kernel.json").read_text())
-        ptx, cubin = (folder / "kernel.ptx").read_bytes(), (folder / "kernel.cubin").read_bytes()
-        if facts["key"] != key or facts["sha256"] != [hashlib.sha256(part).hexdigest() for part in (ptx, cubin)]:
-            return None
-        return CompiledKernel(name, facts["entry"], ptx.decode(), cubin, Resources(**facts["resources"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # absent or damaged: it is compiled again
-
-
-def _store(folder: Path, kernel: CompiledKernel, key: str) -> None:
-    ptx = kernel.ptx.encode()
-    facts = {
-        "key": key,
-        "entry": kernel.entry,
-        "resources": asdict(kernel.resources),
-        "sha256": [hashlib.sha256(part).hexdigest() for part in (ptx, kernel.cubin)],
-    }
-    with contextlib.suppress(OSError), _scratch_folder(folder) as scratch:
-        (scratch / "kernel.ptx").write_bytes(ptx)
-        (scratch / "kernel.cubin").write_bytes(kernel.cubin)
-        (scratch / "kernel.json").write_text(json.dumps(facts, indent=1))
-        if folder.exists() and _load(folder, kernel.name, key) is None:
-            shutil.rmtree(folder)
-        scratch.rename(folder)  # fails, harmlessly, where another process was faster
-
-
-@contextlib.contextmanager
-def _scratch_folder(folder: Path) -> Iterator[Path]:
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)

@@ -112,7 +112,7 @@ class Profile:
 
 def names(program: Program, launch: Launch, profile: Profile, found: Sequence[Site]) -> list[Name]:
     """A name for every site, all different."""
-    loops = list(_loops(program))
+    loops = list(loops_of(program))
     counts: Counter[Name] = Counter()
     result = []
     for position, site in enumerate(found):
@@ -150,7 +150,7 @@ def _about(profile: Profile, found: Sequence[Site], position: int) -> str:
     return "+".join(sorted(profile.about.get(site.index, ())))
 
 
-def _loops(program: Program) -> Iterator[range]:
+def loops_of(program: Program) -> Iterator[range]:
     """Instructions of every loop but the spins of a wait, which consist of the wait and branches."""
     for decoded in program.code:
         instruction = decoded.instruction

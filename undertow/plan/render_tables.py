@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
+from undertow.plan.attention import Attention
 from undertow.plan.schedule import mma_program, synchronised_program
 from undertow.plan.schema import MBARRIER_BYTES, SMEM_BYTES_PER_CTA, TMEM_COLUMNS, WARP_THREADS, Pipeline, Plan
-from undertow.plan.steps import Copy, Guard, Issue, Join, Load, Signal, Step, Store, SynchronisedStep, Wait
+from undertow.plan.steps import (
+    Copy,
+    Guard,
+    Issue,
+    Join,
+    Load,
+    PassTurn,
+    Signal,
+    Step,
+    Store,
+    SynchronisedStep,
+    TakeTurn,
+    Wait,
+)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -163,6 +178,32 @@ def compute_steps(plan: Plan) -> str:
     return table(("", "step", "of", "where, or what it orders"), rows)
 
 
+def reduce_steps(plan: Plan) -> str:
+    """One tile of a reduce warp, step by step."""
+    rows = [
+        (number, *_describe(plan, step)[:2])
+        for number, step in enumerate(synchronised_program(plan, "reduce"), start=1)
+    ]
+    return table(("", "step", "of"), rows)
+
+
+def registers(plans: Mapping[str, Plan]) -> str:
+    """Registers per thread of each role, one column for each of the named plans."""
+    names = [role.name for role in next(iter(plans.values())).roles]
+    rows = [(f"`{name}`", *(p.role(name).registers for p in plans.values())) for name in names]
+    return table(("role", *plans), rows)
+
+
+def cta_orders(masks: Sequence[Attention]) -> str:
+    """In which order the CTAs of a head take their key/value tiles, by default and in deterministic mode."""
+
+    def order(attention: Attention) -> str:
+        return "last tile first" if attention.descending else "first tile first"
+
+    rows = [(mask.name, order(mask), order(replace(mask, deterministic=True))) for mask in masks]
+    return table(("mask", "default: the longest first", "deterministic"), rows)
+
+
 def _describe(plan: Plan, step: SynchronisedStep) -> tuple[str, str, str]:
     if isinstance(step, Wait | Signal):
         verb = "wait" if isinstance(step, Wait) else "signal"
@@ -179,6 +220,8 @@ def _describe(plan: Plan, step: SynchronisedStep) -> tuple[str, str, str]:
         if step.barrier:
             return "**join**", f"barrier `{step.barrier}`", fences
         return "join", f"warp sync ({WARP_THREADS} lanes)", fences
+    if isinstance(step, TakeTurn | PassTurn):
+        return "**take turn**" if isinstance(step, TakeTurn) else "**pass turn**", f"`{step.region}` of the tile", ""
     assert isinstance(step, Copy | Issue)
     return "", "", ""
 

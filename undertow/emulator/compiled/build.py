@@ -8,7 +8,6 @@ atomic rename, so parallel processes never load half of one.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -16,11 +15,10 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from undertow.cache import CacheError, cache_folder
+from undertow.cache import CacheError, cache_folder, locked
 
 from ..errors import EmulatorError
 from . import generate
@@ -90,22 +88,11 @@ def library() -> Path:
     except CacheError as error:
         raise CompilerMissing(str(error)) from error
     if not (folder / LIBRARY).exists():
-        with _one_builder(folder):
+        with locked(folder.parent / f".{folder.name}.lock"):
             if not (folder / LIBRARY).exists():
                 _LOG.info("building the compiled back end, once per machine, into %s", folder)
                 _build(compiler, files, folder)
     return folder / LIBRARY
-
-
-@contextlib.contextmanager
-def _one_builder(folder: Path) -> Iterator[None]:
-    """Let one process build; others wait for it, and build only if it fails. Locks vanish with their process."""
-    with open(folder.parent / f".{folder.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            Path(lock.name).unlink(missing_ok=True)
 
 
 def _key(compiler: str, files: dict[str, str]) -> str:

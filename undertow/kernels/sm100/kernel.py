@@ -81,8 +81,7 @@ class Outputs:
 
 def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`."""
-    entry = f"undertow_backward_{plan.name}_{plan.attention.name}".replace("-", "_")
-    backward_kernel.set_name_prefix(entry, remove_cutlass_symbol=True, keep_mangled_name=False)
+    set_name(plan)
     rows = [rows_argument(plan.dtype) for _ in range(6)]
     arguments = (
         Inputs(*rows[:4]),
@@ -99,6 +98,12 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     return backward, (plan, *arguments)
 
 
+def set_name(plan: Plan) -> None:
+    """Name the entry of the kernel that is compiled next."""
+    entry = f"undertow_backward_{plan.name}_{plan.attention.name}".replace("-", "_")
+    backward_kernel.set_name_prefix(entry, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
 @cute.jit
 def backward(
     plan: Constexpr,
@@ -108,7 +113,13 @@ def backward(
     scalars: Scalars,
     packings: Packings | None,
 ):
-    """Launch one CTA per key/value tile, key/value head and batch."""
+    """Launch one CTA per key/value tile, key/value head and batch, on the default stream."""
+    backward_on(plan, (inputs, work, outputs), scalars, packings, ())
+
+
+def backward_on(plan: Plan, tensors: Any, scalars: Scalars, packings: Packings | None, stream: Any) -> None:
+    """The same on a stream."""
+    inputs, work, outputs = tensors
     maps = TensorMaps(
         tensor_map(plan, "sQ", inputs.mQ),
         tensor_map(plan, "sK", inputs.mK),
@@ -121,6 +132,7 @@ def backward(
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
         min_blocks_per_mp=1,
+        stream=stream,
     )
 
 

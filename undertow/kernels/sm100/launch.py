@@ -32,6 +32,8 @@ from undertow.plan.schema import DType, Plan
 from undertow.plan.tiles import Band, band
 
 LOG2_E = math.log2(math.e)
+SOFTCAPS = (1e-16, 1e30)  # below, the tanh of a pair that is not seen (`softmax.UNSEEN_TANH`) leaves a P that counts
+MAX_SCALE = 1e20  # so that its products and its quotient with a softcap are float32 numbers
 MAX_GRID = 2**31 - 1  # CTAs of a launch in x: CUDA programming guide
 
 
@@ -39,9 +41,9 @@ MAX_GRID = 2**31 - 1  # CTAs of a launch in x: CUDA programming guide
 class Settings:
     """The numbers of one call.
 
-    softmax_scale: factor on the scores, any finite number; None is 1/sqrt(64).
+    softmax_scale: factor on the scores, up to MAX_SCALE in size, of any sign; None is 1/sqrt(64).
     causal, window: which keys a row sees, as `plan.tiles.band` says; None is no bound.
-    softcap: a positive number that tanh keeps the scores below, or None.
+    softcap: a number within SOFTCAPS that tanh keeps the scores below, or None.
     deterministic: the same bits in every run; dK, dV and dsink have them anyway.
     """
 
@@ -56,16 +58,16 @@ class Settings:
         """The softcap; 1 where there is none and nobody reads it."""
         if self.softcap is None:
             return 1.0
-        if not (math.isfinite(self.softcap) and self.softcap > 0):
-            raise LaunchInputError(f"softcap={self.softcap}: must be positive and finite, or None")
+        if not SOFTCAPS[0] <= self.softcap <= SOFTCAPS[1]:
+            raise LaunchInputError(f"softcap={self.softcap}: must be in [{SOFTCAPS[0]}, {SOFTCAPS[1]}], or None")
         return float(self.softcap)
 
     @property
     def scale(self) -> float:
         if self.softmax_scale is None:
             return HEAD_DIM**-0.5
-        if not math.isfinite(self.softmax_scale):
-            raise LaunchInputError(f"softmax_scale={self.softmax_scale}: must be finite")
+        if not abs(self.softmax_scale) <= MAX_SCALE:
+            raise LaunchInputError(f"softmax_scale={self.softmax_scale}: must be in [-{MAX_SCALE}, {MAX_SCALE}]")
         return float(self.softmax_scale)
 
     @property
@@ -231,8 +233,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
 def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan, given = compiled.plan, tensors.batched
-    (_, seqlen_q, heads, _), (batch, _, kv_heads, _) = given.q.shape, given.k.shape
-    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
+    batch, _, kv_heads, _ = given.k.shape
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
@@ -248,16 +249,26 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *([] if work.turns is None else [_scalars(work.turns, "turns")]),
             _rows(given.dk, "dk"),
             _rows(given.dv, "dv"),
-            seqlen_q,
-            *(0 if bound is None else bound for bound in settings.band),
-            heads_per_bundle(average, heads // kv_heads, kv_heads) if plan.attention.masked else 1,
-            settings.scale * LOG2_E,
-            settings.scale,
-            settings.cap * LOG2_E,
-            settings.scale / settings.cap,
+            *scalars_of(plan.attention, tensors, settings),
             *_packing(given, "q"),
             *_packing(given, "k"),
         ),
+    )
+
+
+def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`."""
+    given = tensors.batched
+    (_, seqlen_q, heads, _), kv_heads = given.q.shape, given.k.shape[2]
+    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
+    return (
+        seqlen_q,
+        *(0 if bound is None else bound for bound in settings.band),
+        heads_per_bundle(average, heads // kv_heads, kv_heads) if attention.masked else 1,
+        settings.scale * LOG2_E,
+        settings.scale,
+        settings.cap * LOG2_E,
+        settings.scale / settings.cap,
     )
 
 

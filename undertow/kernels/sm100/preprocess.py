@@ -63,7 +63,7 @@ class RowOutputs:
 
 def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of O and dO."""
-    preprocess_kernel.set_name_prefix("undertow_preprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
+    set_name()
     plain_scalars, padded_scalars = row_scalars_argument(padded=False), row_scalars_argument(padded=True)
     inputs = RowInputs(
         rows_argument(dtype),
@@ -82,12 +82,22 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
     return preprocess, (inputs, outputs, packing_argument() if variant.packed else None)
 
 
+def set_name() -> None:
+    """Name the entry of the kernel that is compiled next."""
+    preprocess_kernel.set_name_prefix("undertow_preprocess", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
 @cute.jit
 def preprocess(inputs: RowInputs, outputs: RowOutputs, packing: Packing | None):
-    """Launch one CTA per accumulator tile."""
+    """Launch one CTA per accumulator tile, on the default stream."""
+    preprocess_on(inputs, outputs, packing, ())
+
+
+def preprocess_on(inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, stream: Any) -> None:
+    """The same on a stream."""
     batch, heads, tiles, _ = outputs.mdQ_accumulator.shape
     preprocess_kernel(inputs, outputs, packing).launch(
-        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
+        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1), stream=stream
     )
 
 
