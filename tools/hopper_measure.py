@@ -1,8 +1,10 @@
 """Check and measure compiled SM90 kernels on a GPU: ours and flash-attn-4's, from the folder of `hopper_export.py`.
 
     python hopper_measure.py FOLDER check            errors against float64, beside an ideal 16-bit pipeline's
-    python hopper_measure.py FOLDER cycles           the main kernels alone, by Nsight Compute (ncu)
-    python hopper_measure.py FOLDER times            whole backward passes, interleaved and sustained
+    python hopper_measure.py FOLDER cycles PAIR...   the main kernels alone, by Nsight Compute (ncu)
+    python hopper_measure.py FOLDER times PAIR...    whole backward passes, interleaved and sustained
+
+A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of BENCH.
 
 Needs torch, apache-tvm-ffi and the DSL's runtime library, whose path UNDERTOW_DSL_RUNTIME gives; nothing of this
 repository. One JSON record a line goes to standard output.
@@ -63,13 +65,14 @@ BENCH = {
     "gqa": Shape(8, 8192, 32, 8),
     "gqacausal": Shape(8, 8192, 32, 8, causal=True),
 }
-CHECKS = {  # name of the main kernel, and what it is tried on
+CHECKS = {  # name of the library, and what it is tried on
     "dense": [Shape(1, 128, 1, 1), Shape(1, 300, 2, 1), Shape(2, 1024, 8, 2), BENCH["dense"], BENCH["gqa"]],
     "causal": [Shape(1, 128, 1, 1, True), Shape(1, 333, 2, 1, True), BENCH["causal"], BENCH["gqacausal"]],
     "window": [Shape(1, 1000, 4, 2, window=(200, 100)), Shape(1, 2048, 2, 2, window=(256, 0))],
     "left": [Shape(1, 1000, 4, 2, window=(300, None))],
-    "packed": [Shape(1, 1290, 4, 2, True, lengths=(128, 1, 700, 61, 400))],
+    "causal_packed": [Shape(1, 1290, 4, 2, True, lengths=(128, 1, 700, 61, 400))],
     "dense_f16": [Shape(1, 300, 2, 1, dtype=torch.float16), Shape(2, 1024, 8, 2, dtype=torch.float16)],
+    "causal_f16": [Shape(1, 333, 2, 1, True, dtype=torch.float16)],
     "dense_deterministic": [Shape(2, 1024, 8, 2), BENCH["dense"]],
     "causal_deterministic": [Shape(2, 1000, 8, 2, True), BENCH["causal"]],
 }
@@ -79,7 +82,7 @@ CHECKS = {  # name of the main kernel, and what it is tried on
 def function(name: str) -> Callable[..., Any]:
     import tvm_ffi
 
-    return tvm_ffi.load_module(str(FOLDER / f"{name}.so")).func
+    return tvm_ffi.load_module(str(FOLDER / f"{name}.so")).backward_pass
 
 
 class Case:
@@ -97,17 +100,15 @@ class Case:
         self.k, self.v = normal(shape.kv_heads), normal(shape.kv_heads)
         self.scale = HEAD_DIM**-0.5
         self.group = shape.heads // shape.kv_heads
-        self.out, self.lse = self._forward()
-        self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
-        tiles = -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
-        rows = (shape.batch, shape.heads, tiles)
-        self.terms = torch.empty(*rows, 16 * TILE, device="cuda", dtype=shape.dtype)
-        self.sums = torch.empty(*rows, TILE * HEAD_DIM, device="cuda")
-        self.turns = torch.empty(*rows[:2], 2 * tiles, device="cuda", dtype=torch.int32)
         ends = [0]
         for length in shape.lengths:
             ends.append(ends[-1] + length)
         self.offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        self.out, self.lse = self._forward()
+        self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
+        tiles = -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
+        floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 2)  # as sm90.call counts them
+        self.workspace = torch.empty(floats, device="cuda")
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
@@ -143,40 +144,22 @@ class Case:
         lse = torch.logsumexp(scores, 1)
         return torch.exp(scores - lse[:, None]), lse
 
-    def ours(self, name: str) -> None:
-        """Preprocess, main kernel and postprocess."""
-        self.preprocess(name)
-        self.main(name)
-        packing = (self.offsets, self.offsets[:0]) if self.shape.lengths else None
-        function(self._row_kernel("postprocess", name))((self.sums, None), (self.dq, None), packing, self.scale)
-
-    def preprocess(self, name: str) -> None:
-        turns = self.turns if "deterministic" in name else None
-        packing = (self.offsets, self.offsets[:0]) if self.shape.lengths else None
-        inputs, outputs = (self.out, self.dout, self.lse, None, None), (self.terms, self.sums, turns, None)
-        function(self._row_kernel("preprocess", name))(inputs, outputs, packing, -1 / (self.scale * LOG2_E))
-
-    def _row_kernel(self, kind: str, name: str) -> str:
-        if "deterministic" in name and kind == "postprocess":
-            return kind
-        return next((f"{kind}_{part}" for part in ("packed", "f16", "deterministic") if part in name), kind)
-
-    def main(self, name: str) -> None:
+    def ours(self) -> tuple[Any, ...]:
+        """The arguments of one of our calls, as sm90.call nests them."""
         shape = self.shape
         left, right = shape.band
         average = shape.seqlen // max(1, len(shape.lengths))
         bundle = max(1, min(shape.kv_heads, L2_BYTES // (average * self.group * ROW_BYTES)))
         is_masked = left is not None or right is not None
-        scalars = (shape.seqlen, left or 0, right or 0, bundle if is_masked else 1)
-        factors = (self.scale * LOG2_E, self.scale, 1.0, self.scale)
-        side = (self.offsets, self.offsets[:0])
-        function(name)(
-            (self.q, self.k, self.v, self.dout),
-            (self.terms, self.sums, self.turns if "deterministic" in name else None),
-            (self.dk, self.dv),
-            (*scalars, *factors),
-            (side, side) if shape.lengths else None,
-        )
+        numbers = (shape.seqlen, left or 0, right or 0, bundle if is_masked else 1)
+        numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
+        reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
+        writes = [self.dq, self.dk, self.dv]
+        packings = None
+        if shape.lengths:
+            reads, writes = ([x[0] for x in tensors] for tensors in (reads, writes))
+            packings = ((self.offsets, self.offsets[:0]),) * 2
+        return self.workspace, (*reads, None, None, packings), (*writes, None), numbers
 
     def peer_preprocess(self) -> None:
         """flash-attn-4's: LSE in base 2, D, and a zero accumulator."""
@@ -206,7 +189,10 @@ class Case:
         function("fa4_postprocess")(self.peer[2], self.dq, self.scale, None, None, None, None)
 
     def run(self, name: str) -> None:
-        (self.peers if name.startswith("fa4") else self.ours)(name)
+        if name.startswith("fa4"):
+            self.peers(name)
+        else:
+            function(name)(*self.ours())
 
     def errors(self, places: list[tuple[int, int]]) -> Iterator[tuple[str, float, float]]:
         """Relative Frobenius errors of dq, dk and dv, and those of an ideal 16-bit pipeline, the worst of `places`."""
@@ -268,7 +254,7 @@ def repeats(case: Case, name: str, count: int = 50) -> str:
 
 
 def launch(pairs: list[str]) -> None:
-    """Under ncu: two launches of every main kernel."""
+    """Under ncu, which looks at the main kernels: two launches of each."""
     case, of = None, ""
     for pair in pairs:
         name, shape = pair.split("@")
@@ -276,12 +262,11 @@ def launch(pairs: list[str]) -> None:
             case, of = None, shape
             torch.cuda.empty_cache()
             case = Case(BENCH[shape])
-        if name.startswith("fa4"):
-            case.peer_preprocess()
-        else:
-            case.preprocess(name)
         for _ in range(2):
-            (case.peer_main if name.startswith("fa4") else case.main)(name)
+            if name.startswith("fa4"):
+                case.peer_main(name)
+            else:
+                case.run(name)
         torch.cuda.synchronize()
 
 

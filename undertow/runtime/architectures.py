@@ -60,7 +60,10 @@ class Architecture:
 
 ARCHITECTURES = {
     row.name: row
-    for row in (Architecture("sm100", "sm_100a", (10, 0), "undertow.kernels.sm100"),)  # a: runs on 10.0 alone
+    for row in (
+        Architecture("sm100", "sm_100a", (10, 0), "undertow.kernels.sm100"),  # a: runs on 10.0 alone
+        Architecture("sm90", "sm_90a", (9, 0), "undertow.kernels.sm90"),
+    )
 }
 
 

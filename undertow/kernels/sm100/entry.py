@@ -62,6 +62,11 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     kernel.set_name(variant.plan)
     preprocess.set_name()
     postprocess.set_name()
+    return backward_pass, (variant, *arguments(variant))
+
+
+def arguments(variant: Any) -> tuple[Any, ...]:
+    """The arguments of `backward_pass` as the compiler sees them. variant: its `dtype` and `rows` count."""
     dtype, rows = variant.dtype, variant.rows
     batch = () if rows.packed else (cute.sym_int32(),)
     seqlen_q, seqlen_k, heads, kv_heads = (cute.sym_int32() for _ in range(4))
@@ -78,7 +83,7 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     writes = Writes(*gradients, mdSink=scalars_of((heads,)) if rows.sink else None)
     workspace = make_fake_tensor(Float32, (cute.sym_int64(),), stride=(1,), assumed_align=VECTOR_BYTES)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return backward_pass, (variant, workspace, reads, writes, any_scalars(), stream)
+    return workspace, reads, writes, any_scalars(), stream
 
 
 def rows_of(dtype: DType, extents: tuple[Any, ...]) -> Any:
@@ -157,20 +162,20 @@ def cut(rows: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32, In
     accumulator, per_row = count * DQ_ACCUMULATOR_TILE, count * TILE_M
     row_extents = (batch, heads, tiles * TILE_M)
     start = workspace.iterator
-    lse_log2 = _buffer(start + accumulator, Float32, row_extents, VECTOR_BYTES)
-    d = _buffer(start + accumulator + per_row, Float32, row_extents, VECTOR_BYTES)
+    lse_log2 = buffer(start + accumulator, Float32, row_extents, VECTOR_BYTES)
+    d = buffer(start + accumulator + per_row, Float32, row_extents, VECTOR_BYTES)
     parts, turns = None, None
     start = start + accumulator + 2 * per_row
     if cutlass.const_expr(rows.sink):
-        parts = _buffer(start, Float32, (batch, heads, tiles * WARPS), 4)
+        parts = buffer(start, Float32, (batch, heads, tiles * WARPS), 4)
         start = start + count * WARPS
     if cutlass.const_expr(rows.deterministic):
-        turns = _buffer(start, Int32, extents, 4)
-    return lse_log2, d, _tiles(workspace.iterator, extents), turns, parts
+        turns = buffer(start, Int32, extents, 4)
+    return lse_log2, d, tiles_of(workspace.iterator, Float32, (*extents, DQ_ACCUMULATOR_TILE)), turns, parts
 
 
 @cute.jit
-def _buffer(start: Any, dtype: Constexpr, extents: Any, align: Constexpr):
+def buffer(start: Any, dtype: Constexpr, extents: Any, align: Constexpr):
     """A contiguous buffer; its strides are multiples of `align` bytes."""
     pointer = cute.make_ptr(dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=align)
     _, heads, last = extents
@@ -181,10 +186,10 @@ def _buffer(start: Any, dtype: Constexpr, extents: Any, align: Constexpr):
 
 
 @cute.jit
-def _tiles(start: Any, extents: tuple[Int32, Int32, Int32]):
-    pointer = cute.make_ptr(Float32, start.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
-    _, heads, tiles = extents
-    of_head = Int64(tiles) * DQ_ACCUMULATOR_TILE
-    strides = [cute.assume(stride, divby=4) for stride in (heads * of_head, of_head)]
-    shape = (*extents, DQ_ACCUMULATOR_TILE)
-    return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*strides, DQ_ACCUMULATOR_TILE, 1)))
+def tiles_of(start: Any, dtype: Constexpr, shape: tuple):
+    """Contiguous tiles: (batch, heads, tiles, elements of a tile), which are multiples of 16 bytes."""
+    pointer = cute.make_ptr(dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
+    _, heads, tiles, size = shape
+    of_head = Int64(tiles) * size
+    strides = [cute.assume(stride, divby=VECTOR_BYTES * 8 // dtype.width) for stride in (heads * of_head, of_head)]
+    return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*strides, size, 1)))

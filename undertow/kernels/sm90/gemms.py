@@ -14,9 +14,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from undertow.kernels.sm90.plan import ROW_TERMS, TERM_UNITS, WARPGROUP_THREADS, WARPGROUPS
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
 from undertow.kernels.sm100.bind import SharedMemory
-from undertow.kernels.sm90.plan import ROW_TERMS, TERM_UNITS, WARPGROUP_THREADS, WARPGROUPS
 from undertow.plan.schema import DType, Plan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN

@@ -10,6 +10,12 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from undertow.kernels.sm90.arguments import row_terms_argument
+from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
+from undertow.kernels.sm90.roles.compute import compute
+from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
+from undertow.kernels.sm90.roles.load import load
+from undertow.kernels.sm90.roles.reduce import reduce
 from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
@@ -27,12 +33,6 @@ from undertow.kernels.sm100.bind import (
 from undertow.kernels.sm100.context import TensorMaps
 from undertow.kernels.sm100.kernel import Inputs, Outputs, tensor_map
 from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
-from undertow.kernels.sm90.arguments import row_terms_argument
-from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
-from undertow.kernels.sm90.roles.compute import compute
-from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
-from undertow.kernels.sm90.roles.load import load
-from undertow.kernels.sm90.roles.reduce import reduce
 from undertow.plan.grid import Grid
 from undertow.plan.schema import Plan
 
@@ -53,8 +53,7 @@ class Workspaces:
 
 def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`."""
-    entry = f"undertow_backward_sm90_{plan.attention.name}".replace("-", "_")
-    backward_kernel.set_name_prefix(entry, remove_cutlass_symbol=True, keep_mangled_name=False)
+    set_name(plan)
     rows = [rows_argument(plan.dtype) for _ in range(6)]
     arguments = (
         Inputs(*rows[:4]),
@@ -70,6 +69,12 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
     return backward, (plan, *arguments)
 
 
+def set_name(plan: Plan) -> None:
+    """Name the entry of the kernel that is compiled next."""
+    entry = f"undertow_backward_sm90_{plan.attention.name}".replace("-", "_")
+    backward_kernel.set_name_prefix(entry, remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
 @cute.jit
 def backward(
     plan: Constexpr,
@@ -79,7 +84,13 @@ def backward(
     scalars: Scalars,
     packings: Packings | None,
 ):
-    """Launch one CTA per key/value tile, key/value head and batch."""
+    """Launch one CTA per key/value tile, key/value head and batch, on the default stream."""
+    backward_on(plan, (inputs, work, outputs), scalars, packings, ())
+
+
+def backward_on(plan: Plan, tensors: Any, scalars: Scalars, packings: Packings | None, stream: Any) -> None:
+    """The same on a stream."""
+    inputs, work, outputs = tensors
     maps = TensorMaps(
         tensor_map(plan, "sQ", inputs.mQ),
         tensor_map(plan, "sK", inputs.mK),
@@ -92,6 +103,7 @@ def backward(
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
         min_blocks_per_mp=1,
+        stream=stream,
     )
 
 

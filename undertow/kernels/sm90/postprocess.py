@@ -32,18 +32,28 @@ PASSES = PAIRS // PAIRS_PER_PASS
 
 def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of dQ."""
-    postprocess_kernel.set_name_prefix("undertow_postprocess_sm90", remove_cutlass_symbol=True, keep_mangled_name=False)
+    set_name()
     sums = Sums(dq_accumulator_argument(), row_scalars_argument(padded=False) if variant.sink else None)
     results = Results(rows_argument(dtype), vector_argument(Float32) if variant.sink else None)
     return postprocess, (sums, results, packing_argument() if variant.packed else None, Float32(1.0))
 
 
+def set_name() -> None:
+    """Name the entry of the kernel that is compiled next."""
+    postprocess_kernel.set_name_prefix("undertow_postprocess_sm90", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
 @cute.jit
 def postprocess(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32):
-    """Launch one CTA per accumulator tile."""
+    """Launch one CTA per accumulator tile, on the default stream."""
+    postprocess_on(sums, results, packing, softmax_scale, ())
+
+
+def postprocess_on(sums: Sums, results: Results, packing: Packing | None, softmax_scale: Float32, stream: Any) -> None:
+    """The same on a stream."""
     batch, heads, tiles, _ = sums.mdQ_accumulator.shape
     postprocess_kernel(sums, results, packing, softmax_scale).launch(
-        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
+        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1), stream=stream
     )
 
 

@@ -71,7 +71,7 @@ class RowPlace:
 
 def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of O and dO."""
-    preprocess_kernel.set_name_prefix("undertow_preprocess_sm90", remove_cutlass_symbol=True, keep_mangled_name=False)
+    set_name()
     inputs = RowInputs(
         rows_argument(dtype),
         rows_argument(dtype),
@@ -89,12 +89,23 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
     return preprocess, (dtype, inputs, outputs, packing, Float32(1.0))
 
 
+def set_name() -> None:
+    """Name the entry of the kernel that is compiled next."""
+    preprocess_kernel.set_name_prefix("undertow_preprocess_sm90", remove_cutlass_symbol=True, keep_mangled_name=False)
+
+
 @cute.jit
 def preprocess(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32):
-    """Launch one CTA per accumulator tile."""
+    """Launch one CTA per accumulator tile, on the default stream."""
+    preprocess_on(dtype, (inputs, outputs), packing, lse_factor, ())
+
+
+def preprocess_on(dtype: DType, tensors: Any, packing: Packing | None, lse_factor: Float32, stream: Any) -> None:
+    """The same on a stream."""
+    inputs, outputs = tensors
     batch, heads, tiles, _ = outputs.mdQ_accumulator.shape
     preprocess_kernel(dtype, inputs, outputs, packing, lse_factor).launch(
-        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1)
+        grid=(tiles * heads * batch, 1, 1), block=(ROW_KERNEL_THREADS, 1, 1), stream=stream
     )
 
 

@@ -9,12 +9,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm90.bind import sync_of
 from undertow.kernels.sm90.context import EpilogueContext
 from undertow.kernels.sm90.instructions import load_words, store_matrices
 from undertow.kernels.sm90.plan import DS_STAGES, WARPGROUP_ROWS
 from undertow.kernels.sm90.softmax import packed_pairs
+from undertow.kernels.sm100.instructions import store_vector
 
 ROW_BYTES = 128
 VECTORS = 8  # of 16 bytes in a row
@@ -23,7 +23,7 @@ VECTORS = 8  # of 16 bytes in a row
 @cute.jit
 def epilogue(c: EpilogueContext, dv: cute.Tensor, dk: cute.Tensor):
     """Write dV, then dK times softmax_scale, each rounded once to 16 bits."""
-    for place, (target, values, scale) in enumerate(((c.mdV, dv, None), (c.mdK, dk, c.softmax_scale))):
+    for place, (values, scale) in enumerate(((dv, None), (dk, c.softmax_scale))):
         numbers = [values[i] if scale is None else values[i] * scale for i in range(cute.size(values))]
         _stage(c, place, packed_pairs(numbers, c.plan.dtype))
     sync_of(c.plan, "own", c.owner)
