@@ -43,6 +43,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":  # the one room that people reach by name: undertow.integrations.transformers.register()
+        return importlib.import_module("undertow.integrations")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

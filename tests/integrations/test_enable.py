@@ -38,7 +38,10 @@ def overridden(dispatch_key: str = "CPU") -> bool:
 
 def test_importing_registers_and_activates_nothing():
     program = f"""
-import torch, undertow.integrations.sdpa
+import sys, undertow
+assert "torch" not in sys.modules
+undertow.integrations.sdpa, undertow.integrations.flash_attn_4  # reached by name
+import torch
 from torch.nn import attention
 assert {IMPLEMENTATION!r} in attention.list_flash_attention_impls()
 assert attention.current_flash_attention_impl() is None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from undertow.attention import counts, dispatch
 from undertow.attention.dispatch import Choice
@@ -192,6 +195,20 @@ def test_a_compiled_graph_gets_what_it_expects(torch_flash, heads):
     assert_right(batch, Gradients(*(grad_of(x).transpose(1, 2) for x in (q, k, v))))
     assert [x.stride() for x in (q, k, v)] == [grad_of(x).stride() for x in (q, k, v)]
     assert counts() == {"reference": 1}
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_checkpointing_computes_the_forward_again_unless_it_is_told_to_keep_it(torch_flash, saved):
+    batch = random_batch(Shape(1, 40, 40, 2))
+    q, k, v = leaves(batch)
+    operator = aten._scaled_dot_product_flash_attention.default
+    keep = functools.partial(create_selective_checkpoint_contexts, [operator])
+    contexts: dict[str, Any] = {"context_fn": keep} if saved else {}
+    with enable_with(on_cpu()):
+        out = checkpoint(lambda *x: operator(*x)[0], q, k, v, use_reentrant=False, **contexts)
+        out.backward(batch.dout.transpose(1, 2))
+    assert_right(batch, Gradients(*(grad_of(x).transpose(1, 2) for x in (q, k, v))))
+    assert torch_flash == {"sdpa_forward": 1 if saved else 2} and counts() == {"reference": 1}
 
 
 def test_a_call_by_keywords_is_read_as_one_by_position(torch_flash):

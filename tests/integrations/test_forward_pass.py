@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from types import ModuleType
 
@@ -24,7 +25,7 @@ def flash_attn_4(monkeypatch):
         assert options["return_lse"] and out.shape == q.shape
         recorded.append(options)
         lse = torch.full((q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0]), 3.0)
-        out.fill_(2.0)
+        out[:90].fill_(2.0)
         return out, lse, None, None, None
 
     module = ModuleType("flash_attn.cute.interface")
@@ -57,9 +58,13 @@ def test_flash_attn_4_makes_the_packed_forward_too(torch_flash, flash_attn_4):
             window_size_left=16, window_size_right=0,
         )  # fmt: skip
     assert not torch_flash and out.shape == batch.q.shape and lse.shape == batch.lse.shape
+    assert (out[:90] == 2).all() and (lse[:, :90] == 3).all()
+    assert not out[90:].any() and (lse[:, 90:] == -torch.inf).all(), "rows behind the last sequence, which it leaves"
     (options,) = flash_attn_4
     assert (options["window_size_left"], options["window_size_right"]) == (16, 0)
     assert (options["max_seqlen_q"], options["cu_seqlens_k"]) == (50, sequences.cu_seqlens_k)
+    installed = pytest.importorskip("flash_attn.cute.interface", reason="flash-attn-4 is not installed")
+    inspect.signature(installed._flash_attn_fwd).bind(batch.q, batch.k, batch.v, out=out, **options)
 
 
 @pytest.mark.parametrize("option", [{"seqused_k": torch.full((4,), 3, dtype=torch.int32)}, {"num_splits": 2}])
@@ -93,3 +98,25 @@ def test_asking_for_flash_attn_4_where_it_is_unable_is_told(torch_flash, caplog)
     assert "q is on cpu" in caplog.text
     with enable_with(on_cpu(forward="flash-attn-4", strict=True)), pytest.raises(BackendError, match="q is on cpu"):
         aten._scaled_dot_product_flash_attention(q, k, v)
+
+
+def test_a_forward_that_flash_attn_4_refuses_is_torch_s(torch_flash, flash_attn_4, monkeypatch, caplog):
+    def refuse(*args, **kwargs):
+        raise AssertionError("only Tuesdays")
+
+    monkeypatch.setattr(flash_operators.libraries.flash_attn_4_module(), "_flash_attn_fwd", refuse)
+    batch = random_batch(Shape(1, 16, 16, 2))
+    q, k, v = (x.transpose(1, 2) for x in (batch.q, batch.k, batch.v))
+    for forward in ("auto", "flash-attn-4"):
+        with enable_with(on_cpu(forward=forward)):
+            aten._scaled_dot_product_flash_attention(q, k, v)
+    assert torch_flash == {"sdpa_forward": 2} and "only Tuesdays" in caplog.text
+
+
+def test_a_query_whose_columns_lie_apart_gets_an_out_like_it(torch_flash, flash_attn_4):
+    batch = random_batch(Shape(1, 16, 16, 2))
+    q, k, v = (x.transpose(1, 2) for x in (batch.q, batch.k, batch.v))
+    q = q.transpose(2, 3).contiguous().transpose(2, 3)
+    with enable_with(on_cpu()):
+        out = aten._scaled_dot_product_flash_attention(q, k, v)[0]
+    assert (out == 2).all() and out.stride() == torch.empty_like(q).stride() and not torch_flash

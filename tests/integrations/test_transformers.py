@@ -141,6 +141,19 @@ def test_rows_behind_a_cache_see_all_of_it(queries):
     assert relative_error(out, want) <= FLOAT32_ROUNDOFF
 
 
+@pytest.mark.parametrize("queries", [5, 12])
+def test_cross_attention_keeps_every_query(queries):
+    """Padding of the keys is not that of the queries, not even if there are as many."""
+    q, k, v = random(1, 3, HEADS, queries, 64), random(2, 3, KV_HEADS, 12, 64), random(3, 3, KV_HEADS, 12, 64)
+    seen = padding(3, 12, "right").bool()
+    module: Any = SimpleNamespace(is_causal=False, sinks=torch.full((HEADS,), -torch.inf), num_key_value_groups=2)
+    module.training = False
+    dense = torch.zeros(3, 1, queries, 12, dtype=F64).masked_fill_(~seen[:, None, None], -torch.inf)
+    want, _ = eager_attention_forward(module, q, k, v, dense, scaling=64**-0.5)
+    out, _ = AttentionInterface()[NAME](module, q, k, v, seen, scaling=64**-0.5)
+    assert relative_error(out, want) <= FLOAT32_ROUNDOFF
+
+
 def test_offsets_that_a_collator_has_made_are_used():
     q, k, v = (random(seed, 1, heads, 10, 64) for seed, heads in ((1, HEADS), (2, KV_HEADS), (3, KV_HEADS)))
     module: Any = SimpleNamespace(is_causal=True)

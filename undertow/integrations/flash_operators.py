@@ -20,7 +20,7 @@ from undertow.attention import libraries
 from undertow.attention.checks import check_max_seqlen
 from undertow.attention.dispatch import run_backward
 from undertow.attention.forward import run_forward
-from undertow.attention.problem import AttentionInputError, Inputs, Problem, Settings, settings_from
+from undertow.attention.problem import AttentionInputError, Inputs, LibraryRefusal, Problem, Settings, settings_from
 from undertow.integrations.fallback import NotOurs, by_our_kernels, fall_back
 from undertow.integrations.operators import Call, Kernel, Operator
 from undertow.kernels.sm100.tensors import Sequences
@@ -146,69 +146,71 @@ def _in_promised_strides(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _sdpa_forward(call: Call, options: Options) -> Sequence[Any]:
-    query, key = call["query"], call["key"]
-    maker = _maker(call, _sdpa_inputs, options)
-    if maker is None:
+    made = _forward(call, _sdpa_inputs, options)
+    if made is None:
         return call.as_before()
-    out = torch.empty_like(query)
-    lse = maker(_sdpa_inputs(call), {}, out.transpose(1, 2))
-    seed, offset, debug_mask = _without_dropout(query)
-    return out, lse, None, None, query.shape[2], key.shape[2], seed, offset, debug_mask
+    out, lse = made
+    seed, offset, debug_mask = _without_dropout(out)
+    return out, lse, None, None, out.shape[2], call["key"].shape[2], seed, offset, debug_mask
 
 
 def _flash_forward(call: Call, options: Options) -> Sequence[Any]:
-    maker = _maker(call, _flash_inputs, options)
-    if maker is None:
-        return call.as_before()
-    out = torch.empty_like(call["query"])
-    inputs = _flash_inputs(call)
-    longest = {f"max_seqlen_{side}": int(call[f"max_{side}"]) for side in ("q", "k")}
-    lse = maker(inputs, {} if inputs.sequences is None else longest, out)
-    return out, lse, *_without_dropout(out)
+    made = _forward(call, _flash_inputs, options)
+    return call.as_before() if made is None else (*made, *_without_dropout(made[0]))
 
 
-def _sdpa_inputs(call: Call) -> Inputs:
+def _sdpa_inputs(call: Call) -> tuple[Inputs, bool]:
+    """The call with heads and rows in our order, which is the other one."""
     q, k, v = (call[name].transpose(1, 2) for name in ("query", "key", "value"))
-    return Inputs(q, k, v, settings=_settings(call))
+    return Inputs(q, k, v, settings=_settings(call)), True
 
 
-def _flash_inputs(call: Call) -> Inputs:
+def _flash_inputs(call: Call) -> tuple[Inputs, bool]:
     q, k, v = (call[name] for name in ("query", "key", "value"))
-    return Inputs(q, k, v, settings=_settings(call), sequences=_sequences(call))
+    return Inputs(q, k, v, settings=_settings(call), sequences=_sequences(call)), False
 
 
-Maker = Callable[[Inputs, dict[str, int], Tensor], Tensor]  # writes out, given the longest sequences; returns LSE
-
-
-def _maker(call: Call, read: Callable[[Call], Inputs], options: Options) -> Maker | None:
-    """Who computes a forward call; None: the kernel from before."""
+def _forward(call: Call, read: Callable[[Call], tuple[Inputs, bool]], options: Options) -> tuple[Tensor, Tensor] | None:
+    """out, which lies as the query does, and LSE; None: the kernel from before is to compute them."""
     try:
         _refuse(call)
-        inputs = read(call)
+        inputs, swapped = read(call)
         reason = libraries.outside_flash_attn_4(inputs) if options.forward != "reference" else None
-    except AttentionInputError as error:
+        if reason is None:
+            out = torch.empty_like(call["query"])
+            rows = out.transpose(1, 2) if swapped else out
+            return out, (_reference if options.forward == "reference" else _flash_attn_4)(call, inputs, rows)
+    except (AttentionInputError, LibraryRefusal) as error:
         reason = str(error)
-    if reason is None:
-        return _reference if options.forward == "reference" else _flash_attn_4
     if options.forward != "auto":
         fall_back(str(call.operator), reason, options.strict)
     return None
 
 
-def _reference(inputs: Inputs, longest: dict[str, int], out: Tensor) -> Tensor:
+def _reference(call: Call, inputs: Inputs, out: Tensor) -> Tensor:
     forward = run_forward(inputs)
     out.copy_(forward.out)
     return forward.lse
 
 
-def _flash_attn_4(inputs: Inputs, longest: dict[str, int], out: Tensor) -> Tensor:
-    """LSE, once flash-attn-4 has written `out`."""
+def _flash_attn_4(call: Call, inputs: Inputs, out: Tensor) -> Tensor:
+    """LSE, once flash-attn-4 has written `out`. Rows that no sequence has, it does not write; they are zeros then."""
     module = libraries.flash_attn_4_module()
     assert isinstance(module, ModuleType)
-    rows = inputs.q, inputs.k, inputs.v
-    with torch.cuda.device_of(out):  # torch sets the device for its own kernels only
-        results = module._flash_attn_fwd(*rows, **libraries.options_of(inputs), **longest, return_lse=True, out=out)
-    return results[1].contiguous()  # what follows differs from release to release
+    q, k, v, written = (libraries.readable(x) for x in (inputs.q, inputs.k, inputs.v, out))
+    options = libraries.options_of(inputs)
+    if inputs.sequences is not None:
+        options |= {f"max_seqlen_{side}": int(call[f"max_{side}"]) for side in ("q", "k")}
+    with libraries.asked("flash-attn-4", q):
+        results = module._flash_attn_fwd(q, k, v, **options, return_lse=True, out=written)
+    lse = results[1].contiguous()  # what follows differs from release to release
+    if written is not out:
+        out.copy_(written)
+    if inputs.sequences is not None:
+        unused = libraries.unused_rows(inputs.sequences.cu_seqlens_q, None, out.shape[0])
+        out.masked_fill_(unused[:, None, None], 0.0)
+        lse.masked_fill_(unused, -torch.inf)
+    return lse
 
 
 def _without_dropout(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -181,27 +181,42 @@ def _refuse(attention_mask: Tensor | None, options: dict[str, Any]) -> None:
 
 
 def _padded(rows: Rows, attention_mask: Tensor, arguments: dict[str, Any]) -> Tensor:
-    """Attention of the rows that are no padding; the others have zeros."""
+    """Attention without the keys that are padding.
+
+    A mask or a window lines queries up with keys, as the last of them: then query rows that are padding are left out
+    too, and have zeros. Without one nothing says that queries are of the same sequence, so all of them are kept.
+    """
+    lined_up = arguments["causal"] or arguments["window_size"] != (None, None)
     seen = attention_mask.shape[1]  # a cache of fixed size is longer than what was written to it
     query, key, value = rows.query, rows.key[:, :seen], rows.value[:, :seen]
-    packing, at_q, at_k = _once(_unpadding, attention_mask, query.shape[1])
+    packing, at_q, at_k = _once(_unpadding if lined_up else _unpadding_keys, attention_mask, query.shape[1])
     q = query.flatten(0, 1).index_select(0, at_q)
     k, v = (x.flatten(0, 1).index_select(0, at_k) for x in (key, value))
     out = flash_attn_varlen_func(q, k, v, **packing, **arguments)
     return out.new_zeros(query.flatten(0, 1).shape).index_copy(0, at_q, out).view(query.shape)
 
 
-def _unpadding(attention_mask: Tensor, queries: int) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """The packing of what is no padding, and where its query rows and keys are. Queries are the last of the keys."""
+Unpadding = tuple[dict[str, Any], Tensor, Tensor]  # packing of what is no padding, where its query rows and keys are
+
+
+def _unpadding(attention_mask: Tensor, queries: int) -> Unpadding:
+    return _without(attention_mask[:, -queries:], attention_mask)
+
+
+def _unpadding_keys(attention_mask: Tensor, queries: int) -> Unpadding:
+    return _without(attention_mask.new_ones(len(attention_mask), queries), attention_mask)
+
+
+def _without(of_queries: Tensor, of_keys: Tensor) -> Unpadding:
     packing: dict[str, Any] = {}
     places = []
-    for side, mask in (("q", attention_mask[:, -queries:]), ("k", attention_mask)):
-        mask = mask.bool()
+    for side, mask in (("q", of_queries.bool()), ("k", of_keys.bool())):
         lengths = mask.sum(dim=1, dtype=torch.int32)
         packing[f"cu_seqlens_{side}"] = _offsets(lengths)
         packing[f"max_seqlen_{side}"] = int(lengths.max())
         places.append(mask.flatten().nonzero().flatten())
-    return packing, *places
+    at_q, at_k = places
+    return packing, at_q, at_k
 
 
 def _packing(rows: Rows, options: dict[str, Any]) -> dict[str, Any] | None:

@@ -21,7 +21,6 @@ from undertow.kernels.sm100.plan import HEAD_DIM, TILE_M
 from undertow.kernels.sm100.preprocess import WARPS
 from undertow.kernels.sm100.sequences import Packing
 from undertow.kernels.sm100.work import Packings, Scalars, any_scalars
-from undertow.plan.attention import RowVariant
 from undertow.plan.schema import DType
 
 VECTOR = 8  # 16-bit elements of one 16-byte access
@@ -63,13 +62,12 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     kernel.set_name(variant.plan)
     preprocess.set_name()
     postprocess.set_name()
-    reads, writes = reads_and_writes(variant.dtype, variant.rows)
-    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return backward_pass, (variant, workspace_argument(), reads, writes, any_scalars(), stream)
+    return backward_pass, (variant, *arguments(variant))
 
 
-def reads_and_writes(dtype: DType, rows: RowVariant) -> tuple[Reads, Writes]:
-    """Return the arguments that are tensors of the caller."""
+def arguments(variant: Any) -> tuple[Any, ...]:
+    """The arguments of `backward_pass` as the compiler sees them. variant: its `dtype` and `rows` count."""
+    dtype, rows = variant.dtype, variant.rows
     batch = () if rows.packed else (cute.sym_int32(),)
     seqlen_q, seqlen_k, heads, kv_heads = (cute.sym_int32() for _ in range(4))
     query, key = (*batch, seqlen_q, heads), (*batch, seqlen_k, kv_heads)
@@ -82,12 +80,10 @@ def reads_and_writes(dtype: DType, rows: RowVariant) -> tuple[Reads, Writes]:
         packings=Packings(packing_argument(), packing_argument()) if rows.packed else None,
     )
     gradients = (rows_of(dtype, extents) for extents in (query, key, key))
-    return reads, Writes(*gradients, mdSink=scalars_of((heads,)) if rows.sink else None)
-
-
-def workspace_argument() -> Any:
-    """Return the buffer that all buffers between the kernels are cut from, in 4-byte elements."""
-    return make_fake_tensor(Float32, (cute.sym_int64(),), stride=(1,), assumed_align=VECTOR_BYTES)
+    writes = Writes(*gradients, mdSink=scalars_of((heads,)) if rows.sink else None)
+    workspace = make_fake_tensor(Float32, (cute.sym_int64(),), stride=(1,), assumed_align=VECTOR_BYTES)
+    stream = make_fake_stream(use_tvm_ffi_env_stream=True)
+    return workspace, reads, writes, any_scalars(), stream
 
 
 def rows_of(dtype: DType, extents: tuple[Any, ...]) -> Any:
@@ -166,20 +162,20 @@ def cut(rows: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32, In
     accumulator, per_row = count * DQ_ACCUMULATOR_TILE, count * TILE_M
     row_extents = (batch, heads, tiles * TILE_M)
     start = workspace.iterator
-    lse_log2 = scalar_buffer(start + accumulator, Float32, row_extents, VECTOR_BYTES)
-    d = scalar_buffer(start + accumulator + per_row, Float32, row_extents, VECTOR_BYTES)
+    lse_log2 = buffer(start + accumulator, Float32, row_extents, VECTOR_BYTES)
+    d = buffer(start + accumulator + per_row, Float32, row_extents, VECTOR_BYTES)
     parts, turns = None, None
     start = start + accumulator + 2 * per_row
     if cutlass.const_expr(rows.sink):
-        parts = scalar_buffer(start, Float32, (batch, heads, tiles * WARPS), 4)
+        parts = buffer(start, Float32, (batch, heads, tiles * WARPS), 4)
         start = start + count * WARPS
     if cutlass.const_expr(rows.deterministic):
-        turns = scalar_buffer(start, Int32, extents, 4)
-    return lse_log2, d, tile_buffer(workspace.iterator, Float32, extents, DQ_ACCUMULATOR_TILE), turns, parts
+        turns = buffer(start, Int32, extents, 4)
+    return lse_log2, d, tiles_of(workspace.iterator, Float32, (*extents, DQ_ACCUMULATOR_TILE)), turns, parts
 
 
 @cute.jit
-def scalar_buffer(start: Any, dtype: Constexpr, extents: Any, align: Constexpr):
+def buffer(start: Any, dtype: Constexpr, extents: Any, align: Constexpr):
     """A contiguous buffer; its strides are multiples of `align` bytes."""
     pointer = cute.make_ptr(dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=align)
     _, heads, last = extents
@@ -190,11 +186,10 @@ def scalar_buffer(start: Any, dtype: Constexpr, extents: Any, align: Constexpr):
 
 
 @cute.jit
-def tile_buffer(start: Any, dtype: Constexpr, extents: tuple[Int32, Int32, Int32], elements: Constexpr):
-    """Contiguous tiles of `elements` elements of `dtype`, whole vectors."""
+def tiles_of(start: Any, dtype: Constexpr, shape: tuple):
+    """Contiguous tiles: (batch, heads, tiles, elements of a tile), which are multiples of 16 bytes."""
     pointer = cute.make_ptr(dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=VECTOR_BYTES)
-    _, heads, tiles = extents
-    of_head = Int64(tiles) * elements
-    vector = VECTOR_BYTES * 8 // dtype.width
-    strides = [cute.assume(stride, divby=vector) for stride in (heads * of_head, of_head)]
-    return cute.make_tensor(pointer, cute.make_layout((*extents, elements), stride=(*strides, elements, 1)))
+    _, heads, tiles, size = shape
+    of_head = Int64(tiles) * size
+    strides = [cute.assume(stride, divby=VECTOR_BYTES * 8 // dtype.width) for stride in (heads * of_head, of_head)]
+    return cute.make_tensor(pointer, cute.make_layout(shape, stride=(*strides, size, 1)))

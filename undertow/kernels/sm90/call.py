@@ -1,55 +1,72 @@
-"""A whole backward pass as one compiled call: its variant, the workspace it needs, the numbers that it is given.
+"""A whole backward pass on SM90 as one compiled call; see `sm100.call`, whose terms these are.
 
-What `entry.py` compiles, seen from a host that has tensors; nothing here needs the compiler. As `sm100.call`.
+There is one schedule, and what the kernels do not have is refused by name: a softcap, and a softmax_scale near zero.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undertow.kernels.sm90.launch import SCHEDULES, dtype_of, lse_factor, planned
+from undertow.kernels.sm90.launch import planned
 from undertow.kernels.sm90.plan import WARPGROUPS
 from undertow.kernels.sm90.tensors import ROW_TERMS_TILE, check_scale
-from undertow.kernels.sm100 import call as sm100
-from undertow.kernels.sm100.launch import Settings, attention_of, row_variant_of, scalars_of
+from undertow.kernels.sm100 import call
+from undertow.kernels.sm100.call import arguments
+from undertow.kernels.sm100.launch import Settings
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.tensors import BackwardTensors, query_tiles
+from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
 
-__all__ = ["SCHEDULES", "Variant", "arguments", "check_call", "numbers_of", "variant_named", "variant_of"]
-
-check_call, arguments = sm100.check_call, sm100.arguments  # tensors are the same ones on every architecture
+__all__ = ["Variant", "arguments", "check_call", "numbers_of", "variant_named", "variant_of", "workspace_floats"]
 
 
 @dataclass(frozen=True)
-class Variant(sm100.Variant):
+class Variant:
     """What the kernels of a call are compiled for: everything in which two objects can differ, as plain values."""
+
+    dtype: DType
+    attention: Attention
+    rows: RowVariant
 
     @property
     def plan(self) -> Plan:
-        return planned(self.schedule, self.dtype, self.attention)
+        return planned(None, self.dtype, self.attention)
+
+    @property
+    def name(self) -> str:
+        """Short and unique: architecture, element type, attention, what flows in besides."""
+        more = [flag for flag in ("dlse", "sink") if getattr(self.rows, flag)]
+        return "-".join(["sm90", self.dtype.label, self.attention.name, *more])
 
 
 def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Settings) -> Variant:
-    """The variant that a call asks for.
+    """The variant that a call asks for. schedule: the only one, or None.
 
     Raises: LaunchInputError naming an element type, schedule, option or scale without kernels.
     """
-    dtype = dtype_of(tensors)
-    check_scale(settings.scale, dtype)
-    attention = attention_of(settings, tensors)
-    plan = planned(schedule, dtype, attention)
-    return Variant(plan.name, dtype, attention, row_variant_of(settings, tensors))
+    asked = call.variant_of(None, tensors, settings)
+    planned(schedule, asked.dtype, asked.attention)
+    check_scale(settings.scale, asked.dtype)
+    return Variant(asked.dtype, asked.attention, asked.rows)
 
 
 def variant_named(name: str, dtype: DType, schedule: str | None = None) -> Variant:
-    """The variant of a name such as `dense`, `causal-packed` or `window-sink`, as `sm100.call.variant_named`.
+    """The variant of a name such as `dense`, `causal-packed` or `window-sink`: a mask, then what is present.
 
-    Raises: LaunchInputError naming the word that is none, or what these kernels do not have.
+    Raises: LaunchInputError naming the word that is none here.
     """
-    said = sm100.variant_named(name, dtype)
-    plan = planned(schedule, dtype, said.attention)
-    return Variant(plan.name, dtype, said.attention, said.rows)
+    asked = call.variant_named(name, dtype)
+    planned(schedule, dtype, asked.attention)
+    return Variant(asked.dtype, asked.attention, asked.rows)
+
+
+def check_call(variant: Variant, tensors: BackwardTensors) -> None:
+    """Refuse what the kernels cannot take.
+
+    Raises: LaunchInputError naming the tensor, its value and what is allowed.
+    """
+    call.check_call(variant, tensors)  # type: ignore[arg-type]  # it asks for the plan alone
 
 
 def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
@@ -62,9 +79,5 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
 
 
 def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `entry.Numbers`.
-
-    multiprocessors: of the device that holds the tensors; here every tile has a CTA, so they do not matter.
-    """
-    del multiprocessors
-    return scalars_of(variant.attention, tensors, settings), lse_factor(settings)
+    """The run-time numbers of a call, in the order of `work.Scalars`; what the kernels divide by, `entry` derives."""
+    return call.numbers_of(variant, tensors, settings, multiprocessors)  # type: ignore[arg-type]

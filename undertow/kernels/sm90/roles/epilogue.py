@@ -23,7 +23,7 @@ VECTORS = 8  # of 16 bytes in a row
 @cute.jit
 def epilogue(c: EpilogueContext, dv: cute.Tensor, dk: cute.Tensor):
     """Write dV, then dK times softmax_scale, each rounded once to 16 bits."""
-    for place, (target, values, scale) in enumerate(((c.mdV, dv, None), (c.mdK, dk, c.softmax_scale))):
+    for place, (values, scale) in enumerate(((dv, None), (dk, c.softmax_scale))):
         numbers = [values[i] if scale is None else values[i] * scale for i in range(cute.size(values))]
         _stage(c, place, packed_pairs(numbers, c.plan.dtype))
     sync_of(c.plan, "own", c.owner)

@@ -1,8 +1,8 @@
 """The load warp: brings every tile from global to shared memory.
 
-Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q,
-K with the first Q tile and V with the first dO tile. Rows beyond a sequence's end are filled with zeros by TMA, also where another
-sequence follows.
+Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q, K with the first Q tile
+and V with the first dO tile. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
+follows.
 """
 
 from __future__ import annotations
