@@ -54,6 +54,7 @@ class Resources:
     spill_load_bytes: int
     stack_bytes: int
     static_smem: int
+    warnings: tuple[str, ...] = ()  # codes of what ptxas says about wgmma, such as C7512: instructions are serialized
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class CompiledKernel:
     resources: Resources
 
 
-def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
+def compile_kernel(name: str, config: object, build: Build, target: str = ARCH) -> CompiledKernel:
     """Return the compiled kernel, from the disk cache where possible.
 
     Args:
@@ -75,15 +76,19 @@ def compile_kernel(name: str, config: object, build: Build) -> CompiledKernel:
         config: everything that `build` depends on besides the sources of this package; its repr is part of the key.
         build: called on a cache miss only, returns a `cute.jit` host function that launches exactly one kernel,
             and its arguments (fake tensors). It may import the DSL: a cache hit does not.
+        target: architecture to compile for.
     Raises:
         CompileError: the DSL or ptxas refuses the kernel, or `build` launches a number of kernels other than one.
         CacheError: no folder can be written.
     """
     refuse_bad_toolchain()
-    files = cache.fetch(name, _key(name, config, build), lambda: _files_of(_compile(name, build))).files
+    files = cache.fetch(
+        name, _key(name, config, build, (target,)), lambda: _files_of(_compile(name, target, build))
+    ).files
     facts = json.loads(files["kernel.json"])
     ptx, cubin = files["kernel.ptx"].decode(), files["kernel.cubin"]
-    return CompiledKernel(name, facts["entry"], ptx, cubin, Resources(**facts["resources"]))
+    resources = {**facts["resources"], "warnings": tuple(facts["resources"]["warnings"])}
+    return CompiledKernel(name, facts["entry"], ptx, cubin, Resources(**resources))
 
 
 def _files_of(kernel: CompiledKernel) -> cache.Files:
@@ -161,14 +166,14 @@ def _key(name: str, config: object, build: Build, more: tuple[str, ...] = ()) ->
     return cache.key_of((name, described, toolchain_version(COMPILER), ARCH, repr(environment), *more), named)
 
 
-def _compile(name: str, build: Build) -> CompiledKernel:
+def _compile(name: str, target: str, build: Build) -> CompiledKernel:
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         report_path = Path(dump) / "ptxas.yaml"
         options = (
-            f"--gpu-arch {ARCH} --generate-line-info --keep-ptx --keep-cubin --dump-dir '{dump}' "
+            f"--gpu-arch {target} --generate-line-info --keep-ptx --keep-cubin --dump-dir '{dump}' "
             f"--ptxas-options '-v' --remark-filter ptxas --remark-output '{report_path}'"
         )
-        compiled = _traced(name, ARCH, build, options)
+        compiled = _traced(name, target, build, options)
         ptx, cubin = _artifact(compiled.__ptx__, str, name), _artifact(compiled.__cubin__, bytes, name)
         report = report_path.read_text() if report_path.exists() else ""
     entries = re.findall(r"\.entry\s+([\w$]+)", ptx)
@@ -215,7 +220,8 @@ def parse_ptxas_report(report: str) -> Resources:
     stack, stores, loads = (int(number) for number in frames[0])
     registers, rest = used[0]
     smem = re.search(r"(\d+) bytes smem", rest)
-    return Resources(int(registers), stores, loads, stack, int(smem.group(1)) if smem else 0)
+    warnings = tuple(sorted(set(re.findall(r"\((C75\d\d)\)", report))))
+    return Resources(int(registers), stores, loads, stack, int(smem.group(1)) if smem else 0, warnings)
 
 
 def _with_portable_paths(ptx: str) -> str:

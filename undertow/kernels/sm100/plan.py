@@ -33,6 +33,7 @@ WHAT = {
     "split": "slots of their own, signals by warp sync, the next QK under the softmax: no compute-wide barrier",
 }
 
+
 # Registers: each SM sub-partition holds one reduce warp, two compute warps and one warp of the last warpgroup, so
 # 152 + 2 * 136 + 88 = 512 threads' worth of its 16 K registers. setmaxnreg must be the same instruction in all four
 # warps of a warpgroup (PTX ISA, setmaxnreg), so the idle warps share the value of the MMA and load warps. The reduce
