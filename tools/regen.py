@@ -20,6 +20,7 @@ from undertow.campaign import campaign, picture
 from undertow.emulator import Options
 from undertow.hazard_figure import sides
 from undertow.inputs import Shape
+from undertow.kernels.sm90.plan import plan as hopper_plan
 from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan import render_tables as tables
 from undertow.plan.attention import Attention
@@ -36,6 +37,7 @@ IN_TURN = plan("split", attention=Attention(deterministic=True))
 MASKS = [Attention(left=left, right=right) for left in (False, True) for right in (False, True)]
 BANDS = (("dense", EVERYTHING), ("causal", Band(None, 0)), ("left bound", Band(1, None)), ("sliding", Band(1, 0)))
 KERNEL_README = Path("undertow/kernels/sm100/README.md")
+HOPPER_README = Path("undertow/kernels/sm90/README.md")
 DOCUMENTS = (Path("README.md"), Path("docs/sm100-tour.md"), Path("docs/variants.md"))
 
 
@@ -84,9 +86,22 @@ trip. Tensors: `s` shared memory, `g` global memory, `r` registers, `t` tensor m
 """
 
 
+HOPPER_INTRODUCTION = """\
+# The SM90 backward kernel: one plan
+
+Generated from `plan.py` by `tools/regen.py`; do not edit. Why it is as it is, and what was measured on the way:
+[the log of designs](../../../docs/hopper.md).
+
+S, P, dP and dS are kept transposed, keys by query rows, in the registers of the warpgroup that owns the keys. Tensors:
+`s` shared memory, then the mathematical name; `sRow` holds 16-bit terms of -LSE / softmax_scale and of -D, which a step
+of k = 16 adds to S and to dP. A barrier's number is that of the warpgroup it belongs to.
+"""
+
+
 def generated(root: Path) -> Iterator[tuple[Path, str]]:
     """Every file that has a generated part, with the text it should have."""
     yield root / KERNEL_README, kernel_readme()
+    yield root / HOPPER_README, hopper_readme()
     for name, draw in PICTURES.items():
         yield root / "docs" / "images" / f"{name}.svg", draw()
     for document in DOCUMENTS:
@@ -115,6 +130,23 @@ def kernel_readme() -> str:
     for each in PLANS:
         parts += [f"## One tile of {each.name}\n", f"![schedule](../../../docs/images/schedule-{each.name}.svg)\n"]
         parts += ["The MMA warp:\n", tables.mma_rows(each), "A compute warp:\n", tables.compute_steps(each)]
+    return "\n".join(parts)
+
+
+def hopper_readme() -> str:
+    """The SM90 kernel's README: who does what, in which memory, and how it is handed over."""
+    described = hopper_plan()
+    parts = [
+        HOPPER_INTRODUCTION,
+        "## Roles\n",
+        tables.roles(described),
+        "## Named barriers\n",
+        tables.named_barriers(described),
+        "## Pipelines\n",
+        tables.pipelines(described),
+        "## Shared memory\n",
+        tables.shared_memory(described),
+    ]
     return "\n".join(parts)
 
 

@@ -60,9 +60,11 @@ def test_no_survivor_is_unexplained_and_what_guards_something_is_missed_by_its_r
 def test_the_barriers_of_the_other_schedules_are_needed_or_explained(capfd, schedule):
     kinds = ("barrier", "narrowed", "warp-sync")
     report = mutation_run(capfd, "--schedule", schedule, *(word for kind in kinds for word in ("--kind", kind)))
-    assert report["unexplained"] == 0 and report["stale"] == [] and report["explained"] == {"slots": 4, "signals": 3}[
-        schedule
-    ]
+    assert (
+        report["unexplained"] == 0
+        and report["stale"] == []
+        and report["explained"] == {"slots": 4, "signals": 3}[schedule]
+    )
 
 
 def test_of_the_two_fences_of_the_set_up_one_is_needed():

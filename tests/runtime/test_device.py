@@ -78,7 +78,9 @@ def test_tensors_on_the_cpu_are_refused_by_name():
 
 
 def test_an_unknown_architecture_is_refused_by_name():
-    assert "there are kernels for sm100 (sm_100a), sm90 (sm_90a)" in (device.unsupported("sm80", tensors_for("dense")) or "")
+    assert "there are kernels for sm100 (sm_100a), sm90 (sm_90a)" in (
+        device.unsupported("sm80", tensors_for("dense")) or ""
+    )
     with pytest.raises(ArchitectureError, match="arch='sm80'"):
         device.backward("sm80", tensors_for("dense"))
 

@@ -54,6 +54,7 @@ class Resources:
     spill_load_bytes: int
     stack_bytes: int
     static_smem: int
+    warnings: tuple[str, ...] = ()  # codes of what ptxas says about wgmma, such as C7512: instructions are serialized
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def compile_kernel(name: str, config: object, build: Build, target: str = ARCH) 
     files = cache.fetch(name, key, lambda: _files_of(_compile(name, target, build))).files
     facts = json.loads(files["kernel.json"])
     ptx, cubin = files["kernel.ptx"].decode(), files["kernel.cubin"]
-    return CompiledKernel(name, facts["entry"], ptx, cubin, Resources(**facts["resources"]))
+    resources = {**facts["resources"], "warnings": tuple(facts["resources"]["warnings"])}
+    return CompiledKernel(name, facts["entry"], ptx, cubin, Resources(**resources))
 
 
 def _files_of(kernel: CompiledKernel) -> cache.Files:
@@ -217,7 +219,8 @@ def parse_ptxas_report(report: str) -> Resources:
     stack, stores, loads = (int(number) for number in frames[0])
     registers, rest = used[0]
     smem = re.search(r"(\d+) bytes smem", rest)
-    return Resources(int(registers), stores, loads, stack, int(smem.group(1)) if smem else 0)
+    warnings = tuple(sorted(set(re.findall(r"\((C75\d\d)\)", report))))
+    return Resources(int(registers), stores, loads, stack, int(smem.group(1)) if smem else 0, warnings)
 
 
 def _with_portable_paths(ptx: str) -> str:

@@ -113,8 +113,9 @@ def shared_memory(plan: Plan) -> str:
     words = len(plan.mbarriers)
     rows: list[Sequence[object]] = [
         ("mbarriers", 0, words * MBARRIER_BYTES, f"{words} words of {MBARRIER_BYTES}"),
-        ("TMEM base", plan.tmem_pointer_offset, 4, "written by tcgen05.alloc"),
     ]
+    if plan.tmem:
+        rows.append(("TMEM base", plan.tmem_pointer_offset, 4, "written by tcgen05.alloc"))
     for region in plan.smem:
         stages = f"{region.stages} stages of " if region.stages > 1 else ""
         what = f"{stages}{region.rows} x {region.columns} {region.dtype.label}"

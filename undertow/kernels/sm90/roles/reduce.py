@@ -27,13 +27,19 @@ def reduce(c: ReduceContext):
     """
     head, tile = Int32(0), c.work.first_tile
     if c.work.trips > 0:
+        arrive_of(c.plan, "dq_empty", c.owner)
         if c.owner == 0:
-            arrive_of(c.plan, "dq_empty", c.owner)
             sync_of(c.plan, "dq_full", c.owner)
-        for _ in cutlass.range(c.work.trips, unroll=1):
             arrive_of(c.plan, "dq_empty", c.owner)
+        for trip in cutlass.range(c.work.trips, unroll=1):
+            if cutlass.const_expr(c.plan.attention.deterministic):
+                _take_turn(c, head, tile)  # while the share is being computed
             sync_of(c.plan, "dq_full", c.owner)
             _add(c, head, tile)
+            if trip + 1 < c.work.trips:
+                arrive_of(c.plan, "dq_empty", c.owner)
+            if cutlass.const_expr(c.plan.attention.deterministic):
+                _pass_turn(c, head, tile)
             head, tile = c.work.after(head, tile)
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
@@ -46,33 +52,30 @@ def _add(c: ReduceContext, head: Int32, tile: Int32):
     share = region.rows * region.columns
     sums = c.mdQ_accumulator[c.work.batch, c.work.query_head(head), Int64(c.work.workspace_tile + tile), None]
     with cute.arch.elect_one():
-        if cutlass.const_expr(c.plan.attention.deterministic):
-            _take_turn(c, head, tile)
         bulk_reduce_add(sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
         cute.arch.cp_async_bulk_commit_group()
-        if cutlass.const_expr(c.plan.attention.deterministic):
-            _pass_turn(c, head, tile)
-        else:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 @cute.jit
 def _take_turn(c: ReduceContext, head: Int32, tile: Int32):
     """Wait until as many CTAs as come before this one have added to the share."""
-    rank = c.work.tiling.rank(c.work.kv_tile, tile, c.plan.attention.descending)
-    turn = _turn(c, head, tile)
-    passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
-    while passed != rank:
+    with cute.arch.elect_one():
+        rank = c.work.tiling.rank(c.work.kv_tile, tile, c.plan.attention.descending)
+        turn = _turn(c, head, tile)
         passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
-    cute.arch.fence_proxy("async.global")  # what comes is an operation of the async proxy
+        while passed != rank:
+            passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
+        cute.arch.fence_proxy("async.global")  # what comes is an operation of the async proxy
 
 
 @cute.jit
 def _pass_turn(c: ReduceContext, head: Int32, tile: Int32):
     """Add one to the turns, once the sums have reached global memory: that they have been read is not enough."""
-    cute.arch.cp_async_bulk_wait_group(0)
-    cute.arch.fence_proxy("async.global")
-    cute.arch.red(_turn(c, head, tile), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0)
+        cute.arch.fence_proxy("async.global")
+        cute.arch.red(_turn(c, head, tile), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
 
 
 def _turn(c: ReduceContext, head: Int32, tile: Int32) -> cute.Pointer:

@@ -1,0 +1,69 @@
+"""What ptxas says about every variant: nothing spills, and no wgmma is serialized.
+
+ptxas serializes all wgmma of a kernel when one accumulator finds no registers (C7512, C7510, C7514), or waits where the
+program does not (C7517); a kernel then is right, and slower by a third or more.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from undertow.kernels.compile import CompiledKernel, compile_kernel, parse_ptxas_report
+from undertow.kernels.sm90.plan import plan
+from undertow.plan.attention import Attention
+from undertow.plan.schema import DType
+
+VARIANTS = {
+    "dense": Attention(),
+    "causal": Attention(right=True),
+    "window": Attention(left=True, right=True),
+    "left": Attention(left=True),
+    "causal-packed": Attention(right=True, packed=True),
+    "window-packed": Attention(left=True, right=True, packed=True),
+    "dense-deterministic": Attention(deterministic=True),
+    "causal-deterministic": Attention(right=True, deterministic=True),
+}
+FAST = ("dense", "causal")
+
+
+@functools.cache
+def compiled(name: str, dtype: DType) -> CompiledKernel:
+    planned = plan(dtype, VARIANTS[name])
+
+    def build():
+        from undertow.kernels.sm90 import kernel
+
+        return kernel.build(planned)
+
+    return compile_kernel("backward-sm90", planned, build, target="sm_90a")
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=lambda dtype: dtype.label)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
+)
+def test_nothing_spills_and_nothing_is_serialized(name, dtype):
+    resources = compiled(name, dtype).resources
+    assert (resources.spill_store_bytes, resources.spill_load_bytes, resources.stack_bytes) == (0, 0, 0)
+    assert resources.warnings == ()
+    assert resources.registers == 168  # 384 threads share 64 K; setmaxnreg moves from there
+
+
+def test_the_report_is_heard():
+    """A warning of ptxas, as it words it, is not lost."""
+    report = (
+        "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to\n"
+        "ptxas info    : 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 168 registers, used 16 barriers\n"
+    )
+    assert parse_ptxas_report(report).warnings == ("C7512",)
+
+
+def test_main_loop_waits_for_nothing_but_its_turn():
+    """In the PTX of the dense kernel no LSE or D is loaded: compute warps read shared memory in the epilogue alone."""
+    ptx = compiled("dense", DType.BF16).ptx
+    assert "wgmma.mma_async.sync.aligned.m64n128k16" in ptx
+    loads = [line for line in ptx.splitlines() if "ld.shared" in line]
+    assert len(loads) == 8  # 4 vectors of dV and of dK
