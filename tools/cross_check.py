@@ -63,14 +63,17 @@ def on_gpu(batch: Batch, arch: str) -> tuple[Tensor, ...]:
 
 
 def difference(ours: Tensor, theirs: Tensor) -> dict[str, float]:
-    """equal: share of elements with the same bits. relative: Frobenius. roundings: the largest difference in units of
-    half a last place of the largest element of its row."""
-    apart = ours.double() - theirs.double()
-    scale = ours.double().abs().amax(dim=-1, keepdim=True)
-    half_place = torch.finfo(ours.dtype).eps / 2 * 2.0 ** torch.floor(torch.log2(scale.clamp_min(1e-300)))
+    """How far two gradients are apart.
+
+    equal: share of elements with the same bits. relative: Frobenius. roundings: the largest difference, in halves of a
+    last place of the element, or of the root mean square of all where that is larger.
+    """
+    exact, apart = ours.double(), ours.double() - theirs.double()
+    size = exact.abs().clamp_min(float(exact.square().mean().sqrt()))
+    half_place = torch.finfo(ours.dtype).eps / 2 * 2.0 ** torch.floor(torch.log2(size))
     return {
         "equal": float((ours == theirs).double().mean()),
-        "relative": float(apart.norm() / ours.double().norm().clamp_min(1e-300)),
+        "relative": float(apart.norm() / exact.norm()),
         "roundings": float((apart.abs() / half_place).max()),
     }
 
