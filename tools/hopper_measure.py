@@ -37,7 +37,10 @@ FOLDER = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path()
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem; window as in `undertow.plan.tiles.band`, lengths of packed sequences instead of a batch."""
+    """One problem; window as in `undertow.plan.tiles.band`, lengths of packed sequences instead of a batch.
+
+    extras: each head has a sink, and a gradient flows into LSE.
+    """
 
     batch: int
     seqlen: int
@@ -47,6 +50,7 @@ class Shape:
     window: tuple[int | None, int | None] = (None, None)
     dtype: torch.dtype = torch.bfloat16
     lengths: tuple[int, ...] = ()
+    extras: bool = False
 
     @property
     def band(self) -> tuple[int | None, int | None]:
@@ -73,6 +77,7 @@ CHECKS = {  # name of the library, and what it is tried on
     "causal_packed": [Shape(1, 1290, 4, 2, True, lengths=(128, 1, 700, 61, 400))],
     "dense_f16": [Shape(1, 300, 2, 1, dtype=torch.float16), Shape(2, 1024, 8, 2, dtype=torch.float16)],
     "causal_f16": [Shape(1, 333, 2, 1, True, dtype=torch.float16)],
+    "dense_sink_dlse": [Shape(2, 1000, 8, 2, extras=True)],
     "dense_deterministic": [Shape(2, 1024, 8, 2), BENCH["dense"]],
     "causal_deterministic": [Shape(2, 1000, 8, 2, True), BENCH["causal"]],
 }
@@ -104,7 +109,10 @@ class Case:
         for length in shape.lengths:
             ends.append(ends[-1] + length)
         self.offsets = torch.tensor(ends, device="cuda", dtype=torch.int32)
+        self.sink = torch.randn(shape.heads, device="cuda", generator=generator) if shape.extras else None
         self.out, self.lse = self._forward()
+        self.dlse = torch.randn(self.lse.shape, device="cuda", generator=generator) if shape.extras else None
+        self.dsink = torch.empty_like(self.sink) if self.sink is not None else None
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
         tiles = -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
         floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 2)  # as sm90.call counts them
@@ -112,7 +120,7 @@ class Case:
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
-        if shape.window == (None, None) and not shape.lengths:
+        if shape.window == (None, None) and not shape.lengths and not shape.extras:
             k, v = (x.repeat_interleave(self.group, 2).transpose(1, 2) for x in (self.k, self.v))
             flash = torch.ops.aten._scaled_dot_product_flash_attention
             out, lse = flash(self.q.transpose(1, 2), k, v, 0.0, shape.causal, scale=self.scale)[:2]
@@ -142,6 +150,8 @@ class Case:
         q, k = self.q[batch, :, head].double(), self.k[batch, :, head // self.group].double()
         scores = (q @ k.T * self.scale).masked_fill_(~self._seen(), -math.inf)
         lse = torch.logsumexp(scores, 1)
+        if self.sink is not None:
+            lse = torch.logaddexp(lse, self.sink[head].double())
         return torch.exp(scores - lse[:, None]), lse
 
     def ours(self) -> tuple[Any, ...]:
@@ -159,7 +169,7 @@ class Case:
         if shape.lengths:
             reads, writes = ([x[0] for x in tensors] for tensors in (reads, writes))
             packings = ((self.offsets, self.offsets[:0]),) * 2
-        return self.workspace, (*reads, None, None, packings), (*writes, None), numbers
+        return self.workspace, (*reads, self.dlse, self.sink, packings), (*writes, self.dsink), numbers
 
     def peer_preprocess(self) -> None:
         """flash-attn-4's: LSE in base 2, D, and a zero accumulator."""
@@ -207,6 +217,12 @@ class Case:
                 worst[name] = max(worst[name], (math.inf if error.isnan() else error.item(), best.item()))
         yield from ((name, *pair) for name, pair in worst.items())
 
+    def sink_error(self) -> float:
+        """Relative error of dsink against float64 from the same out and LSE."""
+        d = (self.out.double() * self.dout.double()).sum(-1).transpose(1, 2) - self.dlse
+        exact = -(torch.exp(self.sink.double()[:, None] - self.lse.double()) * d).sum((0, 2))
+        return ((self.dsink.double() - exact).norm() / exact.norm()).item()
+
     def _gradients(self, batch: int, kv_head: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Exact gradients, and those with P, dS and the results rounded once; of one group of heads."""
         parts: dict[str, list[torch.Tensor]] = {name: [] for name in ("dq", "dk", "dv", "dq16", "dk16", "dv16")}
@@ -215,7 +231,10 @@ class Case:
             q, dout = self.q[batch, :, head].double(), self.dout[batch, :, head].double()
             p, _ = self._probabilities(batch, head)
             dp = dout @ v.T
-            ds = p * (dp - (p * dp).sum(1, keepdim=True))
+            d = (p * dp).sum(1, keepdim=True)
+            if self.dlse is not None:
+                d -= self.dlse[batch, head][:, None]
+            ds = p * (dp - d)
             del dp
             for suffix, p_used, ds_used in (
                 ("", p, ds),
@@ -224,7 +243,7 @@ class Case:
                 parts[f"dq{suffix}"].append(ds_used @ k * self.scale)
                 parts[f"dk{suffix}"].append(ds_used.T @ q * self.scale)
                 parts[f"dv{suffix}"].append(p_used.T @ dout)
-        whole = {name: torch.stack(x, 1) if name.startswith("dq") else sum(x) for name, x in parts.items()}
+        whole = {name: torch.stack(x, 1) if name[:2] == "dq" else torch.stack(x).sum(0) for name, x in parts.items()}
         exact = {name: whole[name] for name in ("dq", "dk", "dv")}
         return exact, {name: whole[f"{name}16"].to(self.shape.dtype) for name in exact}
 
@@ -237,8 +256,10 @@ def check() -> None:
             torch.cuda.synchronize()
             errors = case.errors([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
             report = {x: {"error": error, "ideal": ideal, "ratio": error / ideal} for x, error, ideal in errors}
-            equal = repeats(case, name) if "deterministic" in name else None
-            say(kind="check", kernel=name, shape=described(shape), errors=report, **({"equal": equal} if equal else {}))
+            more = {"equal": repeats(case, name)} if "deterministic" in name else {}
+            if shape.extras:
+                more["dsink_error"] = case.sink_error()
+            say(kind="check", kernel=name, shape=described(shape), errors=report, **more)
             del case
             torch.cuda.empty_cache()
 
