@@ -166,7 +166,10 @@ def chosen_as_on_a_gpu(call: Inputs, refused: dict[str, str]) -> Choice:
 
 @pytest.fixture
 def aten():
-    """CPU kernels for torch's flash operators, computing by the reference; rows of nobody hold NaN."""
+    """CPU kernels for torch's flash operators, computing by the reference; rows of nobody hold NaN.
+
+    As torch's they say +inf, where we say -inf, for the LSE of a row that sees nothing.
+    """
 
     def inputs_of(tensors, causal, options) -> Inputs:
         q, k, v, cu_q, cu_k = tensors
@@ -181,12 +184,15 @@ def aten():
         out, lse = backends_forward(inputs_of(tensors, causal, options))
         if tensors[3] is not None:
             out[8:], lse[:, 8:] = torch.nan, torch.nan
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         nothing = torch.empty(0)
         return out, lse, nothing, nothing.clone(), nothing.clone()
 
     def backward(*arguments, **options):
         dout, q, k, v, out, lse, cu_q, cu_k, *rest = arguments
         call = inputs_of((q, k, v, cu_q, cu_k), rest[3], options)
+        assert not (lse == -torch.inf).any()
+        lse = lse.masked_fill(lse == torch.inf, -torch.inf)
         dq, dk, dv, _ = backends.by_reference(Problem(**vars(call), out=out, lse=lse, dout=dout))
         if cu_q is not None:
             dq[8:], dk[9:], dv[9:] = torch.nan, torch.nan, torch.nan
@@ -206,6 +212,15 @@ def test_torch_is_asked_for_the_same_attention(aten, settings, packed):
     got, want = MAKERS["torch"].run(call), backends_forward(call)
     assert torch.equal(got.out, want.out) and torch.equal(got.lse, want.lse)
     problem = problem_of(call, dout.as_strided(dout.shape, (0,) * dout.dim()))
+    same_gradients(libraries.torch_flash(problem), backends.by_reference(problem))
+
+
+def test_rows_that_see_nothing_have_the_lse_of_the_contract_from_torch_too(aten):
+    q, k, v, dout = inputs((11, 6), (4, 2))
+    call = Inputs(q, k, v, settings=settings_from(64, causal=True))
+    got, want = MAKERS["torch"].run(call), backends_forward(call)
+    assert (got.lse[..., :5] == -torch.inf).all() and torch.equal(got.lse, want.lse)
+    problem = problem_of(call, dout)
     same_gradients(libraries.torch_flash(problem), backends.by_reference(problem))
 
 

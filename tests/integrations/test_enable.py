@@ -21,6 +21,7 @@ from torch.nn.attention import _registry as registry
 
 from undertow.attention import counts
 from undertow.attention.problem import AttentionInputError, BackendError
+from undertow.integrations import sdpa
 from undertow.integrations.flash_operators import Options
 from undertow.integrations.sdpa import IMPLEMENTATION, disable, enable, enable_with
 
@@ -184,6 +185,32 @@ def test_flash_attention_comes_first_and_the_order_of_before_comes_back():
             assert _cur_sdpa_kernel_backends(with_priority=True) == before
     finally:
         torch.backends.cuda.enable_mem_efficient_sdp(True)
+
+
+@pytest.mark.parametrize("is_used", [True, False], ids=["gpu in use", "gpu not yet in use"])
+def test_torch_s_own_order_does_not_come_back_at_the_first_choice_on_a_gpu(monkeypatch, is_used):
+    """torch puts cuDNN first, once, whatever order was set before: seen on an H200, torch 2.11."""
+    later = []
+
+    def as_torch() -> None:
+        later.clear()
+        rest = [backend for backend in before if backend != SDPBackend.CUDNN_ATTENTION]
+        torch._C._set_sdp_priority_order([int(backend) for backend in (SDPBackend.CUDNN_ATTENTION, *rest)])
+
+    order = torch._C._get_sdp_priority_order()
+    before = _cur_sdpa_kernel_backends(with_priority=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call() if is_used else later.append(call))
+    monkeypatch.setattr(sdpa, "_make_torch_choose", as_torch)
+    try:
+        with enable_with(CPU), enable_with(CPU, prefer_flash=False):
+            for call in list(later):
+                call()
+            first, second, *_ = _cur_sdpa_kernel_backends(with_priority=True)
+            assert (first, second) == (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+        assert _cur_sdpa_kernel_backends(with_priority=True)[0] == SDPBackend.CUDNN_ATTENTION
+    finally:
+        torch._C._set_sdp_priority_order(order)
 
 
 def test_a_registration_that_fails_leaves_nothing_behind(monkeypatch):

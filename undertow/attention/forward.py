@@ -157,6 +157,7 @@ def _by_torch(call: Inputs) -> Forward:
             window_size_right=right,
         )
     out, lse = out.contiguous(), lse.contiguous()
+    lse.masked_fill_(lse == math.inf, -math.inf)  # what torch says of rows that see nothing
     return Forward(out, lse) if sequences is None else _cleared(call, out, lse)
 
 

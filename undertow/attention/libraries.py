@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import math
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -169,7 +170,7 @@ def torch_flash(problem: Problem) -> Gradients:
     with asked("torch", q):
         results = torch.ops.aten._flash_attention_backward(
             *(readable(x) for x in (problem.dout, q, problem.k, problem.v, problem.out)),
-            problem.lse.contiguous(),
+            problem.lse.masked_fill(problem.lse == -math.inf, math.inf).contiguous(),  # its word for seeing nothing
             None if sequences is None else sequences.cu_seqlens_q,
             None if sequences is None else sequences.cu_seqlens_k,
             q.shape[-3],

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch.nn.attention import (
     SDPBackend,
     _cur_sdpa_kernel_backends,
@@ -78,18 +79,35 @@ def enable_with(options: Options, prefer_flash: bool = True, replace: tuple[str,
     before = Before(current_flash_attention_impl(), {name: _registered(name) for name in (IMPLEMENTATION, *replace)})
     for name in before.registered:
         register_flash_attention_impl(name, register_fn=partial(_activate, options))
-    priority = ExitStack()
-    if prefer_flash:
-        priority.enter_context(sdpa_kernel(_flash_first(), set_priority=True))
+    enabled = Enabled(before, prefer_flash)
     try:
         activate_flash_attention_impl(IMPLEMENTATION)
     except BaseException:
-        priority.close()
         before.restore()
         raise
-    enabled = Enabled(before, priority)
     _enabled.append(enabled)
+    enabled.prefer()
+    if prefer_flash and torch.cuda.is_available():
+        torch.cuda._lazy_call(_settle)  # now, or as soon as this process uses a GPU
     return enabled
+
+
+def _settle() -> None:
+    """Let torch put its own order of backends into force, and prefer flash attention again.
+
+    torch does so once a process, at its first choice on a GPU, whatever order was set before: on H100 and later that
+    puts cuDNN first. As it is the order from before, it is also the one that comes back in the end.
+    """
+    for enabled in reversed(_enabled):
+        enabled.prefer_no_more()
+    _make_torch_choose()
+    for enabled in _enabled:
+        enabled.prefer()
+
+
+def _make_torch_choose() -> None:
+    x = torch.empty((1, 1, 1, 64), dtype=torch.bfloat16, device="cuda")
+    torch._fused_sdp_choice(x, x, x)
 
 
 @dataclass(frozen=True)
@@ -109,9 +127,19 @@ class Before:
 class Enabled:
     """One `enable` in force. As a context manager it ends with the block; what was active before is active again."""
 
-    def __init__(self, before: Before, priority: ExitStack) -> None:
+    def __init__(self, before: Before, prefers_flash: bool) -> None:
         self._before = before
-        self._priority = priority
+        self._prefers_flash = prefers_flash
+        self._priority = ExitStack()
+
+    def prefer(self) -> None:
+        """Put flash attention first, if that is asked for."""
+        if self._prefers_flash:
+            self._priority.enter_context(sdpa_kernel(_flash_first(), set_priority=True))
+
+    def prefer_no_more(self) -> None:
+        """Put the order from before back."""
+        self._priority.close()
 
     @property
     def active(self) -> bool:
@@ -127,7 +155,7 @@ class Enabled:
             _enabled.pop()._undo()
 
     def _undo(self) -> None:
-        self._priority.close()
+        self.prefer_no_more()
         if _is_ours_active():
             restore_flash_attention_impl()
             self._before.restore()
