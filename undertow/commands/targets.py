@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from undertow.cases import COMPLETIONS, CaseError, Kernel, settings
 from undertow.emulator import Options
@@ -14,10 +15,10 @@ from undertow.pool import cores
 # the least that fills every pipeline and has tails: three query tiles by two key tiles, both last ones partial
 DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
 
-ARCH = "sm100"
+ARCH = "sm100"  # of the kernels that commands take if nobody says
 
 
-def add_schedule(parser: argparse.ArgumentParser, default: str, **more: str) -> None:
+def add_schedule(parser: argparse.ArgumentParser, default: str, **more: Any) -> None:
     """Add the options that choose kernels of ours. default: the schedules if none is named, in words."""
     names = [name for schedules in SCHEDULES.values() for name in schedules]
     of = "; ".join(f"{arch}: {', '.join(schedules)}" for arch, schedules in SCHEDULES.items())
