@@ -70,9 +70,10 @@ def test_bad_words_are_refused_by_name(without_gpu, tmp_path, monkeypatch, capsy
 def test_records_of_another_machine_are_told(without_gpu, output, tmp_path, capsys):
     listed, drawn = tmp_path / "bench.csv", tmp_path / "plots"
     words = ["bench", "--report", "--output", str(output), "--csv", str(listed), "--plots", str(drawn)]
-    assert main([*words, "--json"]) == 1  # flex was wrong in one cell
+    assert main([*words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert (report["ok"], report["records"]) == (False, 8)
+    assert (report["ok"], report["records"]) == (True, 8)
+    assert report["wrong"] == [{"cell": OTHER, "provider": "flex", "kind": "times", "complaint": "dq errs"}]
     assert report["times"]["geometric_mean_over_best_peer"] == pytest.approx((1.2 * 0.96) ** 0.5)
     assert report["times"]["worst"] == {
         "cell": OTHER,
@@ -84,7 +85,7 @@ def test_records_of_another_machine_are_told(without_gpu, output, tmp_path, caps
     with listed.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 8
     assert sorted(path.name for path in drawn.iterdir()) == ["NVIDIA-H200-mha.png", "NVIDIA-H200-mha.svg"]
-    assert main(words) == 1
+    assert main(words) == 0
     text = capsys.readouterr().out
     assert "2 cells beside others: 1.073 x the best of them (geometric mean of times), worst 0.960 x" in text
     assert "WRONG mha-causal-8k-bf16, flex: dq errs" in text
@@ -93,6 +94,14 @@ def test_records_of_another_machine_are_told(without_gpu, output, tmp_path, caps
 def test_only_what_is_asked_for_is_judged(without_gpu, output, capsys):
     assert main(["bench", "--report", "--output", str(output), "--only", "mha-dense-*", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["times"]["cells"] == 1
+
+
+def test_among_others_alone_who_is_wrong_is_a_finding(without_gpu, tmp_path, capsys):
+    path = tmp_path / "bench.jsonl"
+    RecordFile(path).append([RECORDS[1], RECORDS[5]])
+    assert main(["bench", "--report", "--output", str(path)]) == 1
+    assert main(["bench", "--report", "--output", str(path), "--only", CELL]) == 0
+    capsys.readouterr()
 
 
 def test_a_cell_that_ours_did_not_get_through_is_a_finding(without_gpu, tmp_path, capsys):
