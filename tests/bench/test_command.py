@@ -18,7 +18,7 @@ from undertow.commands import bench
 
 CELL, OTHER = "mha-dense-8k-bf16", "mha-causal-8k-bf16"
 RECORDS = [
-    record(CELL, "undertow", 600.0),
+    record(CELL, "undertow", 600.0, ceiling_tflops=661.2),
     record(CELL, "flash-attn-4", 500.0),
     record(CELL, "torch-cudnn", 400.0),
     record(OTHER, "undertow", 480.0),
@@ -87,8 +87,10 @@ def test_records_of_another_machine_are_told(without_gpu, output, tmp_path, caps
     assert sorted(path.name for path in drawn.iterdir()) == ["NVIDIA-H200-mha.png", "NVIDIA-H200-mha.svg"]
     assert main(words) == 0
     text = capsys.readouterr().out
-    assert "2 cells beside others: 1.073 x the best of them (geometric mean of times), worst 0.960 x" in text
+    assert "1.073 x the best of the others (geometric mean, cells by times: 2), worst 0.960 x flash-attn-3 in" in text
     assert "WRONG mha-causal-8k-bf16, flex: dq errs" in text
+    (row,) = (line.split() for line in text.splitlines() if line.startswith(CELL) and "+-" in line)
+    assert row == [CELL, *"600 +-1.5% 500 +-1.5% 400 +-1.5% - - 661 1.200".split()]
 
 
 def test_only_what_is_asked_for_is_judged(without_gpu, output, capsys):

@@ -202,11 +202,12 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
             "geometric_mean_over_best_peer": geometric_mean([lead.ratio for lead in found]),
             "worst": None if worst is None else {f.name: getattr(worst, f.name) for f in fields(worst)},
         }
-        lines += [*table(records, kind), ""]
+        lines += table(records, kind)
         if worst is not None:
             mean = report[kind]["geometric_mean_over_best_peer"]
             lines += [
-                f"{len(found)} cells beside others: {mean:.3f} x the best of them (geometric mean of {kind}), worst "
+                "",
+                f"{mean:.3f} x the best of the others (geometric mean, cells by {kind}: {len(found)}), worst "
                 f"{worst.ratio:.3f} x {worst.best_peer} in {worst.cell}",
                 "",
             ]
