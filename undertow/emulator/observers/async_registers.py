@@ -159,7 +159,7 @@ class AsyncRegisters:
             " that is in flight"
         )
         missing = "wgmma.commit_group behind the MMA and a wgmma.wait_group that covers it"
-        hint = "ptxas inserts a wait here and serialises the MMAs"
+        hint = "" if severity == "advice" else "ptxas inserts a wait here and serialises the MMAs"
         where, other = self._program.where(decoded.index), self._program.where(mma)
         self.ledger.add(key, Finding(IN_FLIGHT, message, where, other, hint, missing, severity=severity))
 
