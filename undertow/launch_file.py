@@ -22,6 +22,7 @@ FORMAT = """\
     grid = [4]                  # up to three extents
     block = [64]
     dynamic_smem = 1024         # bytes; 0 if left out
+    cluster = [2]               # CTAs of a cluster, up to three extents; one CTA if left out
 
     [arrays.x]
     dtype = "f32"               # u8 s8 u16 s16 u32 s32 u64 s64 f16 bf16 f32 f64
@@ -58,7 +59,7 @@ NUMPY_TYPES = {
     "u64": np.uint64, "s64": np.int64, "f16": np.float16, BF16: np.uint16, "f32": np.float32, "f64": np.float64,
 }  # fmt: skip
 FILLS = ("zeros", "random", "count", "nan")
-TOP_KEYS = {"kernel", "grid", "block", "dynamic_smem", "arrays", "params", "roles", "smem", "barriers"}
+TOP_KEYS = {"kernel", "grid", "block", "dynamic_smem", "cluster", "arrays", "params", "roles", "smem", "barriers"}
 PARAM_KEYS = {  # kind: (keys that must be there, keys that may)
     "pointer": ({"array"}, {"offset_bytes"}),
     "tensor": ({"array"}, {"dims", "strides"}),
@@ -130,6 +131,7 @@ def launch_of(described: Mapping[str, Any]) -> Launch:
         block=tuple(_whole("block", described["block"])),
         params=tuple(_parameter(f"params[{place}]", entry, arrays) for place, entry in enumerate(params)),
         dynamic_smem=_number("dynamic_smem", described.get("dynamic_smem", 0)),
+        cluster=tuple(_whole("cluster", described.get("cluster", [1]))),
         kernel=kernel,
         labels=_labels(described),
     )

@@ -110,7 +110,7 @@ X = {"x": {"dtype": "f32", "shape": [4]}}
     ("change", "complaint"),
     [
         ({"grid": None}, "grid=None: must be a list of whole numbers"),
-        ({"blocks": [1]}, "the file: unknown key 'blocks'; allowed are arrays, barriers, block, dynamic_smem, grid"),
+        ({"blocks": [1]}, "the file: unknown key 'blocks'; allowed are arrays, barriers, block, cluster"),
         ({"dynamic_smem": -1}, "dynamic_smem=-1: must be a whole number, 0 or more"),
         ({"kernel": 3}, "kernel=3: must be a name"),
         ({"arrays": {"x": {"dtype": "fp32", "shape": [1]}}}, "arrays.x.dtype='fp32': must be one of u8, s8"),

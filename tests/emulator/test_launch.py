@@ -63,7 +63,7 @@ def changed(place: int, value) -> dict:
         ({"block": (0,)}, r"block: \(0, 1, 1\); allowed are one to three positive integers"),
         ({"block": (2048,)}, "2048 threads; allowed are up to 1024"),
         ({"dynamic_smem": 300_000}, "dynamic_smem: 300000 bytes"),
-        ({"cluster": (2, 1, 1)}, r"cluster: \(2, 1, 1\)"),  # T04: pairs of CTAs are refused
+        ({"cluster": (2, 1, 1)}, r"cluster: \(2, 1, 1\)"),
         ({"kernel": "other"}, "kernel: no entry named 'other'"),
     ],
 )
@@ -95,7 +95,7 @@ def test_bad_tensor_maps(changes, message):
 @pytest.mark.parametrize(
     "line",
     [
-        "wgmma.fence.sync.aligned;", "tcgen05.cp.cta_group::1.128x256b [%r1], %d1;",
+        "wgmma.fence.sync;", "tcgen05.cp.cta_group::1.128x256b [%r1], %d1;",
         "tcgen05.mma.cta_group::2.kind::f16 [%r1], %d1, %d2, %r2, %q1;",
         "tcgen05.ld.sync.aligned.16x64b.x1.b32 %r1, [%r2];",
         "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f4}, [%d1, {%f1, %f2}];", "add.f33 %r1, %r2, %r3;", "add.u32 %r1, %r2;",

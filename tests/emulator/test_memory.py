@@ -239,6 +239,15 @@ def test_cp_async_copies_and_zero_fills():
         assert out.tolist() == [1, 2, 0, 0, 5, 6, 7, 8]
 
 
+def test_movmatrix_transposes_what_the_lanes_hold():
+    tile = np.arange(64, dtype=np.uint16)
+    out = np.zeros(64, np.uint16)
+    body = "mul.wide.u32 %d0, %t, 4; add.s64 %d1, %p1, %d0; ld.global.u32 %r1, [%d1];"
+    body += "movmatrix.sync.aligned.m8n8.trans.b16 %r2, %r1; add.s64 %d1, %p0, %d0; st.global.u32 [%d1], %r2;"
+    run(kernel(body, 2), out, tile)
+    np.testing.assert_array_equal(out.reshape(8, 8), tile.reshape(8, 8).T)
+
+
 def test_ldmatrix_and_stmatrix_transpose():
     text = kernel(
         """

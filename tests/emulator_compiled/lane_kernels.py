@@ -132,8 +132,6 @@ class _Writer:
     def source(self, variant: Variant, name: str, type_name: str, channel: int) -> str:
         if name == "lut":
             return str((self.number * 73 + 0x96) % 256)
-        if variant.mnemonic.startswith("mapa") and name == "b":
-            return "0"  # the only rank in a cluster of one CTA
         register = self.declare(name, type_name)
         place = 8 * THREADS * (CHANNELS * list(SOURCES).index(_array(type_name)) + channel)
         if type_name == "pred":

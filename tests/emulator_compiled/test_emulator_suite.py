@@ -9,12 +9,14 @@ import pytest
 
 from tests.emulator import (
     test_asynchronous,
+    test_cluster,
     test_conversions,
     test_launch,
     test_memory,
     test_scalar_tables,
     test_tcgen05,
     test_warps,
+    test_wgmma,
 )
 from tests.emulator_compiled.differential import launch_on_both
 from undertow import emulator as emu
@@ -22,6 +24,8 @@ from undertow import emulator as emu
 RACES = {
     "test_warps_two_warps_with_different_counts_at_one_barrier",  # either warp may be the one that notices
     "test_warps_ctas_wait_for_each_other_through_global_memory",  # how often a CTA polls is a matter of schedule
+    "test_cluster_ctas_run_in_turns_whatever_their_order",  # likewise
+    "test_cluster_bytes_of_a_pair_land_on_one_mbarrier",  # how many are at the cluster barrier when one begins to wait
 }
 
 
@@ -41,11 +45,13 @@ def collect(module: ModuleType) -> None:
 
 for _module in (
     test_asynchronous,
+    test_cluster,
     test_conversions,
     test_launch,
     test_memory,
     test_scalar_tables,
     test_tcgen05,
     test_warps,
+    test_wgmma,
 ):
     collect(_module)

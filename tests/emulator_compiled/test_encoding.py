@@ -7,7 +7,7 @@ import numpy as np
 from tests.emulator.kernels import kernel
 from tests.emulator_compiled.differential import launch_on_both
 from undertow import emulator as emu
-from undertow.emulator import semantics
+from undertow.emulator import flow, semantics
 from undertow.emulator.compiled import encode_machine, registers
 
 
@@ -40,7 +40,7 @@ def test_rows_of_registers_live_together_are_apart():
     text = kernel(f"{chain(20)} mov.u32 %r2, 7; add.u32 %r1, %r1, %r2; {STORE}", 1, ".reg .b32 %c<21>;")
     program = emu.load_program(text)
     rows = registers.allocate(program).rows
-    usages = [registers.usage(decoded) for decoded in program.code]
+    usages = [flow.usage(decoded) for decoded in program.code]
     for usage in usages:
         wide = {name: rows[name] for name in usage.reads}
         assert len(set(wide.values())) == len(wide)

@@ -20,11 +20,11 @@ LANE_WORD = "    mov.u32 %r60, data;\n    mad.lo.u32 %r60, %lane, 4, %r60;\n"
 _numbers = itertools.count()
 
 
-def kernel(body: str) -> str:
+def kernel(body: str, target: str = "sm_100a") -> str:
     """PTX of a kernel with these instructions."""
     return f"""
 .version 8.8
-.target sm_100a
+.target {target}
 .address_size 64
 .shared .align 8 .b64 bars[8];
 .shared .align 4 .b32 word;
@@ -167,13 +167,15 @@ class Outcome:
         return "\n".join(str(finding) for c in self.checks for finding in c.findings)
 
 
-def watch(body: str, warps: int = 2, grid: int = 1, strict: bool = False, settings=SETTINGS) -> Outcome:
-    """Run a kernel of that body under all observers in every setting."""
-    program = emu.load_program(kernel(body))
+def watch(body: str, warps: int = 2, grid: int = 1, strict: bool = False, settings=SETTINGS, **how) -> Outcome:
+    """Run a kernel of that body under all observers in every setting. how: `target` of the PTX, `cluster` size."""
+    program = emu.load_program(kernel(body, how.get("target", "sm_100a")))
+    cluster = (how.get("cluster", 1), 1, 1)
     checks = []
     for schedule, completion in settings:
         arrays = [np.arange(8192, dtype=np.float32), np.zeros(8192, np.float32), np.zeros(64, np.uint32)]
-        launch = emu.Launch(grid=(grid, 1, 1), block=(32 * warps, 1, 1), params=[emu.Pointer(a) for a in arrays])
+        params = [emu.Pointer(a) for a in arrays]
+        launch = emu.Launch(grid=(grid, 1, 1), block=(32 * warps, 1, 1), params=params, cluster=cluster)
         checks.append(check(program, launch, emu.Options(schedule=schedule, completion=completion), strict=strict))
     return Outcome(checks)
 

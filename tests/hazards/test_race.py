@@ -121,7 +121,7 @@ def third_party(waits: bool) -> str:
 
 
 def test_order_goes_through_a_third_party_and_its_copy():
-    """T27, in one CTA: clusters of several CTAs are outside the emulator."""
+    """T27, in one CTA; `test_cluster` has it with two."""
     good, bad = watch(third_party(True), warps=3), watch(third_party(False), warps=3)
     assert good.rules == set(), good.text
     assert bad.rules == {"race"}, bad.text

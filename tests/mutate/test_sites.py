@@ -56,6 +56,9 @@ CASES = [  # an instruction, and what stands in its place by kind
     ("cp.async.bulk.commit_group;", {"copy-group": ""}),
     ("cp.async.bulk.wait_group.read 1;", {"copy-wait": ""}),
     ("cp.async.wait_group 0;", {"copy-wait": ""}),
+    ("wgmma.fence.sync.aligned;", {"mma-fence": ""}),
+    ("wgmma.commit_group.sync.aligned;", {"mma-group": ""}),
+    ("wgmma.wait_group.sync.aligned 1;", {"mma-wait": ""}),
     ("ld.acquire.gpu.global.b32 %r1, [%rd2];", {"order": "ld.relaxed.gpu.global.b32 %r1, [%rd2];"}),
     ("red.release.gpu.global.add.u32 [%rd2], 1;", {"order": "red.relaxed.gpu.global.add.u32 [%rd2], 1;"}),
 ]

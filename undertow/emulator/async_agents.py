@@ -5,7 +5,8 @@ eager (at issue), late (only when no warp can run), or seeded (at random points)
 result under all of them; a missing wait reads poison or stale data under `late`.
 
 ASSUMPTION: one first-in-first-out tensor pipe per CTA. The ISA orders MMAs only for the same accumulator, shape and
-kind, so this is stronger than promised. Copies complete in any order.
+kind, so this is stronger than promised. MMAs of a warpgroup come after each other (see `warpgroup`), those of several
+warpgroups and copies complete in any order.
 """
 
 import random
@@ -21,8 +22,8 @@ from .events import AsyncCompleted, AsyncIssued
 class AsyncOperation:
     """One operation in flight.
 
-    engine: tensor, tensor_load, bulk_load, bulk_store, bulk_reduce or cp_async. `thread` is the CTA lane number of
-    the issuing thread. `run` has the effect. `after` must complete first. `number` counts issues in the CTA.
+    engine: tensor, wgmma, tensor_load, bulk_load, bulk_store, bulk_reduce or cp_async. `thread` is the CTA lane number
+    of the issuing thread. `run` has the effect. `after` must complete first. `number` counts issues in the CTA.
     """
 
     engine: str
@@ -83,19 +84,19 @@ class AsyncEngines:
         self.current = operation
         operation.run(operation)
         operation.done = True
+        operation.after = ()
         operation.lanes.cta.progress += 1
         if self._completed:
             self._completed(AsyncCompleted(operation))
 
     def step(self) -> AsyncOperation:
         """Complete one operation: the oldest (late), or a random one that may go next (seeded)."""
-        ready = [o for o in self.copies if all(a.done for a in o.after)]
-        if self.tensor_pipe:
-            ready.append(self.tensor_pipe[0])
+        may_go = (o for o in self.copies if all(a.done for a in o.after))
         if self.mode == "seeded":
-            operation = self._random.choice(ready)
-        else:
-            operation = min(ready, key=lambda o: o.number)
+            operation = self._random.choice([*may_go, *list(self.tensor_pipe)[:1]])
+        else:  # both queues are in the order of issue
+            oldest = [o for o in (next(may_go, None), next(iter(self.tensor_pipe), None)) if o is not None]
+            operation = min(oldest, key=lambda o: o.number)
         if operation.engine == "tensor":
             self.tensor_pipe.popleft()
         else:

@@ -6,6 +6,7 @@ meaning, not by bits.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,15 @@ import numpy as np
 from undertow import ptx
 from undertow.plan.description import Ints, Launch, Opaque, Pointer, Tensor, TensorMap
 
-from .errors import LaunchError, UnsupportedPtx
+from .errors import LaunchError
 from .memory.global_memory import GlobalMemory, HostSpan, host_span
 from .program import SHARED_BASE, Program
 from .tensor_map import ELEMENT_BYTES, TensorMapGeometry
 
 MAX_SHARED_BYTES = 227 * 1024
 MAX_THREADS = 1024
+MAX_CLUSTER = 16
+"""CTAs of a cluster: 8 everywhere, 16 where the launch asks for a size that is not portable."""
 
 
 @dataclass
@@ -37,6 +40,7 @@ class Resolved:
     variables: dict[str, int]
     shared_base: int
     shared_size: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     @property
     def num_threads(self) -> int:
@@ -53,6 +57,23 @@ class Resolved:
         x, rest = number % self.grid[0], number // self.grid[0]
         return x, rest % self.grid[1], rest // self.grid[1]
 
+    def clusters(self, order: Sequence[int] | None) -> list[list[int]]:
+        """CTA numbers by cluster and rank; clusters in the order in which `order` (None: ascending) first names one."""
+        numbers = range(self.num_ctas) if order is None else order
+        if self.cluster == (1, 1, 1):
+            return [[number] for number in numbers]
+        corners = dict.fromkeys(
+            tuple(p // c * c for p, c in zip(self.position(number), self.cluster, strict=True)) for number in numbers
+        )
+        return [self._members(corner) for corner in corners]
+
+    def _members(self, corner: tuple[int, ...]) -> list[int]:
+        width, height, depth = self.cluster
+        return [
+            ((corner[2] + z) * self.grid[1] + corner[1] + y) * self.grid[0] + corner[0] + x
+            for z in range(depth) for y in range(height) for x in range(width)
+        ]  # fmt: skip
+
 
 def resolve(program: Program, launch: Launch) -> Resolved:
     """Check a launch against the kernel and place its arrays.
@@ -60,7 +81,9 @@ def resolve(program: Program, launch: Launch) -> Resolved:
     Raises: LaunchError naming the argument, its value and what is allowed.
     """
     grid, block = _geometry("grid", launch.grid), _geometry("block", launch.block)
+    cluster = _geometry("cluster", launch.cluster)
     _check_geometry(program, launch, block)
+    _check_cluster(cluster, grid)
     parameters = program.kernel.parameters
     if len(launch.params) != len(parameters):
         raise LaunchError(f"params: {len(launch.params)} values for {len(parameters)} parameters of {program.name}")
@@ -88,7 +111,9 @@ def resolve(program: Program, launch: Launch) -> Resolved:
             )
         block_bytes[parameter.offset : parameter.offset + parameter.size] = np.frombuffer(data, np.uint8)
     shared_size = program.dynamic_base - SHARED_BASE + launch.dynamic_smem
-    return Resolved(program, launch, grid, block, block_bytes, memory, tensor_maps, variables, SHARED_BASE, shared_size)
+    return Resolved(
+        program, launch, grid, block, block_bytes, memory, tensor_maps, variables, SHARED_BASE, shared_size, cluster
+    )
 
 
 def _geometry(what: str, values: tuple[int, ...]) -> tuple[int, int, int]:
@@ -109,14 +134,19 @@ def _check_geometry(program: Program, launch: Launch, block: tuple[int, int, int
     largest = directives.get("maxntid")
     if largest and threads > int(np.prod(largest)):
         raise LaunchError(f"block: {block} has {threads} threads; the kernel allows {largest} (.maxntid)")
-    if _geometry("cluster", launch.cluster) != (1, 1, 1):
-        raise UnsupportedPtx(f"cluster: {launch.cluster}; the emulator runs clusters of one CTA only")
     total = program.dynamic_base - SHARED_BASE + launch.dynamic_smem
     if launch.dynamic_smem < 0 or total > MAX_SHARED_BYTES:
         raise LaunchError(
             f"dynamic_smem: {launch.dynamic_smem} bytes make {total} bytes of shared memory; allowed are up to"
             f" {MAX_SHARED_BYTES}"
         )
+
+
+def _check_cluster(cluster: tuple[int, int, int], grid: tuple[int, int, int]) -> None:
+    if cluster[0] * cluster[1] * cluster[2] > MAX_CLUSTER:
+        raise LaunchError(f"cluster: {cluster}; allowed are up to {MAX_CLUSTER} CTAs")
+    if any(extent % size for extent, size in zip(grid, cluster, strict=True)):
+        raise LaunchError(f"cluster: {cluster}; the grid {grid} must be a multiple of it")
 
 
 def _describe(value: Any) -> str:

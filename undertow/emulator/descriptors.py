@@ -1,7 +1,8 @@
-"""Bit fields that PTX hides in registers: tcgen05 matrix and instruction descriptors, and the address swizzle.
+"""Bit fields that PTX hides in registers: matrix descriptors, instruction descriptors, and the address swizzle.
 
-Sources: PTX ISA "tcgen05 matrix descriptor", "instruction descriptor"; the canonical layouts of CUTLASS
-`mma_sm100_desc.hpp`. Exercised by compiled kernels: 128-byte swizzle, both majors, bf16.
+Sources: PTX ISA "tcgen05 matrix descriptor", "instruction descriptor", "wgmma matrix descriptor format"; the canonical
+layouts of CUTLASS `mma_sm100_desc.hpp` and `mma_sm90_desc.hpp`, which are the same ones under two encodings.
+Exercised by compiled kernels: 128-byte swizzle, both majors, bf16.
 """
 
 from dataclasses import dataclass
@@ -12,28 +13,32 @@ import numpy as np
 from .errors import ProtocolError, UnsupportedPtx
 
 SWIZZLE_OF_LAYOUT = {0: 0, 2: 128, 4: 64, 6: 32}
+SWIZZLE_OF_WGMMA_LAYOUT = {0: 0, 1: 128, 2: 64, 3: 32}
+WGMMA_RESERVED = 0b11 << 14 | 0b11 << 30 | 0b111 << 46 | 0x3FF << 52
 HALF_FORMATS = {0: "f16", 1: "bf16"}
 
 
-def swizzle_address(address, swizzle_bytes: int):
-    """Permute the 16-byte chunks of an absolute shared address (int or array), as TMA and tcgen05 do.
+def swizzle_address(address, swizzle_bytes: int, base_offset: int = 0):
+    """Permute the 16-byte chunks of an absolute shared address (int or array), as TMA and the tensor cores do.
 
     Bits [4:7) are XORed with bits [7:10) for 128 bytes, two bits of them for 64, one for 32; 0 changes nothing.
+    base_offset: where the pattern begins in these bits.
     """
     if not swizzle_bytes:
         return address
     chunks = swizzle_bytes // 16 - 1
-    return address ^ (((address >> 7) & chunks) << 4)
+    return address ^ ((((address >> 7) - base_offset) & chunks) << 4)
 
 
 @dataclass(frozen=True)
 class SharedDescriptor:
-    """Where a matrix operand lies in shared memory: byte addresses and byte strides."""
+    """Where a matrix operand lies in shared memory: byte addresses and byte strides; base_offset as in the swizzle."""
 
     start: int
     leading: int
     stride: int
     swizzle: int
+    base_offset: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -64,6 +69,23 @@ def decode_shared_descriptor(bits: int) -> SharedDescriptor:
 
 
 @lru_cache(maxsize=4096)
+def decode_wgmma_descriptor(bits: int) -> SharedDescriptor:
+    """Decode the 64-bit shared-memory descriptor of wgmma.
+
+    ASSUMED: a base offset says in which 128-byte row of its pattern the address space begins, so that the swizzle
+    counts rows from there; tensor copies swizzle by absolute addresses and need 0.
+
+    Raises: ProtocolError for reserved bits.
+    """
+    if bits & WGMMA_RESERVED:
+        raise ProtocolError(f"wgmma matrix descriptor {bits:#018x}: reserved bits {bits & WGMMA_RESERVED:#x} are set")
+    return SharedDescriptor(
+        (bits & 0x3FFF) << 4, (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4,
+        SWIZZLE_OF_WGMMA_LAYOUT[bits >> 62], bits >> 49 & 7,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
 def operand_index(descriptor: SharedDescriptor, mn_major: bool, extent: int, depth: int = 16) -> np.ndarray:
     """Index of every element of a 16-bit operand into shared memory seen as uint16: array (extent, depth).
 
@@ -83,7 +105,7 @@ def operand_index(descriptor: SharedDescriptor, mn_major: bool, extent: int, dep
     else:
         address = descriptor.start + (mn % 8) * 2 + (mn // 8) * descriptor.stride
         address = address + (k % 8) * 16 + (k // 8) * descriptor.leading
-    index = swizzle_address(address, descriptor.swizzle) >> 1
+    index = swizzle_address(address, descriptor.swizzle, descriptor.base_offset) >> 1
     index.setflags(write=False)
     return index
 

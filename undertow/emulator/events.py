@@ -57,7 +57,7 @@ class MemoryAccess:
 
     space: shared, global, local or param; proxy: generic or async. For ordinary accesses `which` holds positions
     within `lanes` (parallel to `addresses`); for engines `lanes` is where the operation was issued.
-    order: weak, relaxed, acquire, release, acq_rel or volatile.
+    order: weak, relaxed, acquire, release, acq_rel or volatile. home: whose shared memory, None for the CTA of `lanes`.
     """
 
     lanes: Any
@@ -71,6 +71,7 @@ class MemoryAccess:
     operation: AsyncOperation | None = None
     order: str = "weak"
     scope: str = ""
+    home: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class MbarrierOperation:
     acted on (for a wait: the phase waited for), counting completed phases from 0 since init; `completed` says whether
     that phase ended by it (for a wait: whether it succeeded). count: arrivals or bytes. order: acquire, release,
     relaxed. `operation`: the engine's work behind a complete_tx or a commit's arrive. `which`: positions within
-    `lanes` that took part (None: all).
+    `lanes` that took part (None: all). home: the CTA of the mbarrier, None for that of `lanes`.
     """
 
     lanes: Any
@@ -131,6 +132,7 @@ class MbarrierOperation:
     operation: AsyncOperation | None = None
     parity: int | None = None
     which: np.ndarray | None = None
+    home: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,28 @@ class BulkGroup:
     operations: tuple
     read_only: bool = False
     kind: str = "bulk"
+
+
+@dataclass(frozen=True, slots=True)
+class WarpgroupStep:
+    """op mma, fence, commit or wait of wgmma by whole warps; limit: groups that a wait lets stay open."""
+
+    lanes: Any
+    decoded: Decoded
+    op: str
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAccess:
+    """An instruction that may touch a register of an asynchronous MMA in flight is about to execute.
+
+    Published for the instructions of `flow.suspicious_accesses` only; `mask` is the guard over the lanes.
+    """
+
+    lanes: Any
+    decoded: Decoded
+    mask: np.ndarray | None
 
 
 class EventBus:

@@ -1,7 +1,7 @@
-"""The machine: CTAs of a grid, one after another, on the NumPy executor.
+"""The machine: clusters of a grid, one after another, on the NumPy executor; most have one CTA.
 
-A CTA that only polls (a spin on global memory) gives way: another CTA of the grid becomes resident beside it, so that
-semaphores between CTAs work; otherwise one CTA finishes before the next begins.
+CTAs of a cluster run in turns. A cluster that only polls (a spin on global memory) gives way: another one becomes
+resident beside it, so that semaphores between CTAs work; otherwise one finishes before the next begins.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from .async_agents import AsyncEngines
+from .cluster import Cluster, cta_rank
 from .description import Resolved
 from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
-from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted
+from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted, RegisterAccess
 from .memory import ByteMemory
 from .numpy_backend.collectives import warp_by_warp
 from .numpy_backend.executor import Executor
@@ -21,7 +22,8 @@ from .observers.base import Finding
 from .report import place, warp_reports
 from .scheduler import make_scheduler
 from .semantics import data_movement
-from .state import Cta, LaneSet, Warp
+from .semantics.barriers import CLUSTER_BARRIER
+from .state import Cta, LaneSet, NamedBarrier, Warp
 
 MAX_POLLS = 64
 """Fruitless polls after which a CTA counts as spinning."""
@@ -54,6 +56,7 @@ class Machine:
             resolved.parameters, 0, self.program.kernel.parameter_bytes, "the parameter block"
         )
         self.instruction_sink = bus.sink(InstructionExecuted)
+        self.register_sink = bus.sink(RegisterAccess)
         self.executor = Executor(self, bus)
         self.tally = Tally()
         self._handlers: dict[int, Any] = {}
@@ -69,7 +72,10 @@ class Machine:
         if index not in self._handlers:
             decoded = self.program.code[index]
             assert decoded.row.make is not None
-            handler = decoded.row.make(decoded, self.bus)
+            try:
+                handler = decoded.row.make(decoded, self.bus)
+            except UnsupportedPtx as error:
+                raise error.at(self.program.where(index)) from None
             if decoded.guard and decoded.row.is_collective:
                 handler = warp_by_warp(decoded, handler)
             self._handlers[index] = handler
@@ -160,12 +166,14 @@ class Machine:
         """
         axis = {"x": 0, "y": 1, "z": 2}.get(name[-1], 0)
         base = name.rpartition(".")[0] or name
-        grid, block = self.resolved.grid, self.resolved.block
+        grid, block, cluster = self.resolved.grid, self.resolved.block, self.resolved.cluster
+        size = cluster[0] * cluster[1] * cluster[2]
         values = {
             "%ctaid": cta.position[axis], "%nctaid": grid[axis], "%ntid": block[axis],
-            "%clusterid": cta.position[axis], "%nclusterid": grid[axis],
-            "%cluster_ctaid": 0, "%cluster_nctaid": 1, "%cluster_ctarank": 0, "%cluster_nctarank": 1,
-            "%is_explicit_cluster": 0, "%nwarpid": len(cta.warps), "%smid": cta.number % MAX_RESIDENT,
+            "%clusterid": cta.position[axis] // cluster[axis], "%nclusterid": grid[axis] // cluster[axis],
+            "%cluster_ctaid": cta.position[axis] % cluster[axis], "%cluster_nctaid": cluster[axis],
+            "%cluster_ctarank": cta_rank(cta.position, cluster), "%cluster_nctarank": size,
+            "%is_explicit_cluster": int(size > 1), "%nwarpid": len(cta.warps), "%smid": cta.number % MAX_RESIDENT,
             "%nsmid": MAX_RESIDENT, "%gridid": 0, "%dynamic_smem_size": self.launch.dynamic_smem,
             "%total_smem_size": self.shared_size, "%aggr_smem_size": self.shared_size,
         }  # fmt: skip
@@ -175,77 +183,103 @@ class Machine:
 
     def run(self) -> None:
         """Run every CTA of the grid."""
-        order = self.options.cta_order
-        queue = list(range(self.resolved.num_ctas) if order is None else order)
-        resident: list[tuple[Cta, Any]] = []
+        queue = self.resolved.clusters(self.options.cta_order)
+        resident: list[Cluster] = []
         fruitless = 0
         with np.errstate(all="ignore"):
             while queue or resident:
                 if not resident:
                     resident.append(self._begin(queue.pop(0)))
-                before = sum(c.progress for c, _ in resident)
-                for entry in list(resident):
-                    if self._run_cta(*entry):
-                        resident.remove(entry)
-                        self._end(entry[0])
+                before = sum(c.progress for c in resident)
+                for cluster in list(resident):
+                    if self._run_cluster(cluster):
+                        resident.remove(cluster)
+                        self._end(cluster)
                         before = -1
-                fruitless = fruitless + 1 if before == sum(c.progress for c, _ in resident) else 0
-                if resident and queue and len(resident) < MAX_RESIDENT:
+                fruitless = fruitless + 1 if before == sum(c.progress for c in resident) else 0
+                if resident and queue and len(resident) * len(resident[0].ctas) < MAX_RESIDENT:
                     resident.append(self._begin(queue.pop(0)))
                 elif fruitless > 3:
-                    self._report_deadlock([c for c, _ in resident], "every resident CTA spins and nothing is in flight")
+                    ctas = [cta for cluster in resident for cta in cluster.ctas]
+                    self._report_deadlock(ctas, "every resident CTA spins and nothing is in flight")
 
-    def _begin(self, number: int) -> tuple[Cta, Any]:
-        cta = self._idle.pop() if self._idle else Cta(self, self.resolved.num_threads, self.program.num_slots)
-        cta.reset(self.resolved.position(number), number)
-        scheduler = make_scheduler(self.options.schedule)
-        scheduler.start(number)
-        if self._started:
-            self._started(CtaStarted(cta))
-        return cta, scheduler
+    def _begin(self, numbers: list[int]) -> Cluster:
+        ctas, schedulers = [], []
+        for number in numbers:
+            cta = self._idle.pop() if self._idle else Cta(self, self.resolved.num_threads, self.program.num_slots)
+            cta.reset(self.resolved.position(number), number)
+            scheduler = make_scheduler(self.options.schedule)
+            scheduler.start(number)
+            ctas.append(cta)
+            schedulers.append(scheduler)
+        cluster = Cluster(ctas, schedulers, NamedBarrier())
+        for cta in ctas:
+            cta.barriers[CLUSTER_BARRIER] = cluster.barrier
+            if self._started:
+                self._started(CtaStarted(cta))
+        return cluster
 
-    def _end(self, cta: Cta) -> None:
-        for key, barrier in cta.barriers.items():
-            if key < 16:
-                self.tally.barriers[key] = self.tally.barriers.get(key, 0) + barrier.generation
-        if self._finished:
-            self._finished(CtaFinished(cta))
-        self._idle.append(cta)
+    def _end(self, cluster: Cluster) -> None:
+        for cta in cluster.ctas:
+            for warpgroup in cta.warpgroups.values():
+                try:
+                    warpgroup.check_end()
+                except ProtocolError as error:
+                    raise error.at(f"{self.program.name}, CTA {cta.position}") from None
+            for key, barrier in cta.barriers.items():
+                if key < CLUSTER_BARRIER:
+                    self.tally.barriers[key] = self.tally.barriers.get(key, 0) + barrier.generation
+        for cta in cluster.ctas:
+            if self._finished:
+                self._finished(CtaFinished(cta))
+            self._idle.append(cta)
 
-    def _run_cta(self, cta: Cta, scheduler) -> bool:
-        """Run a CTA until it finishes (True) or spins without effect (False)."""
-        executor, engines = self.executor, cta.engines
-        progress, polls, since = cta.progress, cta.polls, executor.num_blocks
+    def _run_cluster(self, cluster: Cluster) -> bool:
+        """Run the CTAs of a cluster in turns until all finish (True) or they spin without effect (False)."""
+        executor = self.executor
+        progress, polls, since = cluster.progress, cluster.polls, executor.num_blocks
         expired_at = -1
+        turns = list(zip(cluster.ctas, cluster.schedulers, strict=True))
         while True:
-            self._step(cta, engines.maybe_step)
-            ready = self._ready_warps(cta)
-            if not ready:
-                if engines.pending:
-                    self._step(cta, engines.step)
+            ran = False
+            for cta, scheduler in turns:
+                if self._turn(cta, scheduler):
+                    ran = True
+            if not ran:
+                if pending := cluster.pending():
+                    self._step(pending[0], pending[0].engines.step)
                     continue
-                if cta.finished:
+                if cluster.finished:
                     return True
-                if self._overtake(cta):
+                if any(self._overtake(cta) for cta in cluster.ctas):
                     continue
-                if expired_at == cta.progress or not self._expire(cta):
-                    self._report_deadlock([cta], "no warp can run and nothing is in flight")
-                expired_at = cta.progress
+                if expired_at == cluster.progress or not self._expire(cluster.ctas):
+                    self._report_deadlock(cluster.ctas, "no warp can run and nothing is in flight")
+                expired_at = cluster.progress
                 continue
-            first, count = scheduler.choose(cta, ready)
-            budget = scheduler.budget
-            before = executor.num_blocks
-            executor.run(cta, first, count, budget)
-            if executor.num_blocks - before >= budget:
-                scheduler.exhausted()
-            if cta.progress != progress:
-                progress, polls, since = cta.progress, cta.polls, executor.num_blocks
-            elif cta.polls - polls > MAX_POLLS or executor.num_blocks - since > MAX_BLOCKS_WITHOUT_PROGRESS:
-                polls, since = cta.polls, executor.num_blocks
-                if engines.pending:
-                    self._step(cta, engines.step)
+            if cluster.progress != progress:
+                progress, polls, since = cluster.progress, cluster.polls, executor.num_blocks
+            elif cluster.polls - polls > MAX_POLLS or executor.num_blocks - since > MAX_BLOCKS_WITHOUT_PROGRESS:
+                polls, since = cluster.polls, executor.num_blocks
+                if pending := cluster.pending():
+                    self._step(pending[0], pending[0].engines.step)
                 else:
                     return False
+
+    def _turn(self, cta: Cta, scheduler) -> bool:
+        """Let some warps of a CTA run until they block; False if none can."""
+        self._step(cta, cta.engines.maybe_step)
+        ready = self._ready_warps(cta)
+        if not ready:
+            return False
+        executor = self.executor
+        first, count = scheduler.choose(cta, ready)
+        budget = scheduler.budget
+        before = executor.num_blocks
+        executor.run(cta, first, count, budget)
+        if executor.num_blocks - before >= budget:
+            scheduler.exhausted()
+        return True
 
     def _overtake(self, cta: Cta) -> bool:
         """Let lanes go on before those of their warp that wait; where a collective needs the whole warp, nobody can."""
@@ -283,13 +317,14 @@ class Machine:
             raise error.at(f"{place(self, operation.lanes, operation.decoded.index)}, when it completed") from None
 
     @staticmethod
-    def _expire(cta: Cta) -> bool:
+    def _expire(ctas: list[Cta]) -> bool:
         """Let every try_wait come back false once; say whether there was one."""
-        waits = [w for warp in cta.warps for w in warp.waits.values() if w.can_expire]
+        waits = [w for cta in ctas for warp in cta.warps for w in warp.waits.values() if w.can_expire]
         for wait in waits:
             wait.expired = True
-        for warp in cta.warps:
-            warp.idle_at = -1
+        for cta in ctas:
+            for warp in cta.warps:
+                warp.idle_at = -1
         return bool(waits)
 
     def _report_deadlock(self, ctas: list[Cta], fact: str) -> None:

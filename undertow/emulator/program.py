@@ -4,10 +4,12 @@ Both back ends start from a Program; nothing here depends on how instructions ar
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from undertow import ptx
 
 from . import semantics
+from .async_flow import suspicious_accesses
 from .errors import UnsupportedPtx
 from .semantics.table import Decoded, decode
 
@@ -57,6 +59,11 @@ class Program:
     local: dict[str, int] = field(default_factory=dict)
     local_bytes: int = 0
     block_cache: dict = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def suspicious_accesses(self) -> frozenset[int]:
+        """Instructions that may touch a register of an asynchronous MMA in flight; see `async_flow`."""
+        return suspicious_accesses(self)
 
     @property
     def name(self) -> str:

@@ -59,6 +59,8 @@ def describe_wait(machine, wait: Wait) -> str:
         return f"named barrier {labels.barrier_id(wait.subject)} ({wait.detail})"
     if wait.kind == "tmem_alloc":
         return f"{wait.subject} free TMEM columns ({wait.detail})"
+    if wait.kind == "wgmma_group":
+        return f"asynchronous MMAs ({wait.detail})"
     return f"asynchronous copies ({wait.detail})"
 
 

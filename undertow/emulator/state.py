@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .memory import SharedMemory, TensorMemory
+from .warpgroup import Warpgroup
 
 FULL_MASK = 0xFFFFFFFF
 UNSIGNED = {"16": np.uint16, "32": np.uint32, "64": np.uint64}
@@ -15,7 +17,8 @@ UNSIGNED = {"16": np.uint16, "32": np.uint32, "64": np.uint64}
 class Wait:
     """Why lanes cannot go on. `ready` is asked again and again; the instruction then runs once more.
 
-    kind: mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc. subject: address, id or count, for the label.
+    kind: mbarrier, barrier, bulk_group, cp_async_group, wgmma_group, tmem_alloc. subject: address, id or count, for the
+    label.
     can_expire: try_wait may come back false when nothing else can happen; `expired` tells it to.
     """
 
@@ -166,12 +169,15 @@ class Cta:
             Warp(w, FULL_MASK if (w + 1) * 32 <= num_threads else (1 << num_threads % 32) - 1) for w in range(num_warps)
         ]
         self.shared = SharedMemory(machine.shared_base, machine.shared_size)
+        self.shared.owner = self
         self.local = np.full((num_warps * 32, max(machine.program.local_bytes, 16)), 0xCD, np.uint8)
         self.tmem = TensorMemory()
         self.engines = machine.new_engines()
         self.barriers: dict[int, NamedBarrier] = {}
+        self.warpgroups: dict[int, Warpgroup] = {}
         self.position = (0, 0, 0)
-        self.number = 0
+        self.number = self.rank = 0
+        self.cluster: Any = None
         self.specials: dict[tuple[str, str], np.ndarray] = {}
         self.progress = 0
         self.polls = 0
@@ -188,6 +194,7 @@ class Cta:
         self.tmem.reset()
         self.engines.reset(number)
         self.barriers = {}
+        self.warpgroups = {}
         self.progress = self.polls = 0
         for (name, _), cell in self.specials.items():
             cell[...] = self.machine.cta_value(self, name)
@@ -196,6 +203,13 @@ class Cta:
     def finished(self) -> bool:
         """Whether every lane has exited."""
         return not any(w.groups for w in self.warps)
+
+    def warpgroup(self, warp: int) -> Warpgroup:
+        """The warpgroup of a warp."""
+        number = warp // 4
+        if number not in self.warpgroups:
+            self.warpgroups[number] = Warpgroup(number)
+        return self.warpgroups[number]
 
     def gang(self, first: int, count: int) -> LaneSet:
         """Whole warps first .. first + count - 1."""

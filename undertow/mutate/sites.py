@@ -30,6 +30,9 @@ KINDS = {  # kind: what a mutant of this kind lacks
     "tmem-wait": "a wait for tensor-memory loads or stores",
     "copy-group": "the end of a group of asynchronous copies",
     "copy-wait": "a wait for groups of asynchronous copies",
+    "mma-group": "the end of a group of asynchronous MMAs",
+    "mma-wait": "a wait for groups of asynchronous MMAs",
+    "mma-fence": "a fence that hands registers to asynchronous MMAs",
     "order": "acquire or release of a memory access",
 }
 
@@ -122,6 +125,9 @@ RULES: tuple[tuple[re.Pattern[str], str, Neutral], ...] = tuple(
         (r"tcgen05\.wait::(ld|st)\b", "tmem-wait", _nothing),
         (r"cp\.async(\.bulk)?\.commit_group\b", "copy-group", _nothing),
         (r"cp\.async(\.bulk)?\.wait_(group|all)\b", "copy-wait", _nothing),
+        (r"wgmma\.commit_group\b", "mma-group", _nothing),
+        (r"wgmma\.wait_group\b", "mma-wait", _nothing),
+        (r"wgmma\.fence\b", "mma-fence", _nothing),
         (r"(ld|st|red|atom)\b.*\.(acquire|release|acq_rel)\b", "order", _relaxed),
     )
 )

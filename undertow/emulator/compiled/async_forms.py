@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from undertow import ptx
 
+from ..flow import async_operands
 from ..semantics import Decoded
+from ..semantics.memory import element_bytes
+from ..semantics.wgmma import form_of
 from .encode import Encoder, Fields
 from .form_parts import ATOMIC_OPS, ATOMIC_TYPES, LIST, Form, items_of, listed, put_address, put_scalars, simple
 
@@ -16,6 +19,19 @@ def _reducing_copy(encoder: Encoder, decoded: Decoded) -> Fields:
     fields = listed("bulk_to_global", "d a size")(encoder, decoded)
     fields.aux[0] = ATOMIC_OPS[decoded.mods["op"]] | ATOMIC_TYPES[decoded.mods["type"]] << 8
     return fields
+
+
+def _bulk_load(from_shared: int = 0, spreads: int = 0) -> Form:
+    """A copy, or a reduction, to shared memory that completes bytes of an mbarrier."""
+    base = listed("bulk_load", "d a size m mask", from_shared=from_shared, spreads=spreads, reduction=-1)
+
+    def build(encoder: Encoder, decoded: Decoded) -> Fields:
+        fields = base(encoder, decoded)
+        if decoded.mods.get("op"):
+            fields.aux[2] = ATOMIC_OPS[decoded.mods["op"]] | ATOMIC_TYPES[decoded.mods["type"]] << 8
+        return fields
+
+    return build
 
 
 def _cp_async(encoder: Encoder, decoded: Decoded) -> Fields:
@@ -41,6 +57,7 @@ def _tensor(name: str, operands: str) -> Form:
         op = decoded.mods.get("op")
         fields.aux.update({0: int(decoded.mods["dim"][0]), 1: len(address.coordinates)})
         fields.aux[2] = ATOMIC_OPS[op] if op else -1
+        fields.aux[3] = int("mask" in decoded.operands)
         return fields
 
     return build
@@ -64,6 +81,48 @@ def _mma(encoder: Encoder, decoded: Decoded) -> Fields:
         _append(encoder, places, disabled[:6])
     fields.aux.update({0: int(isinstance(operands["a"].operand, ptx.Address)), 1: int("scale" in operands)})
     fields.aux[2] = min(len(disabled), 6)
+    return fields
+
+
+def _wgmma(encoder: Encoder, decoded: Decoded) -> Fields:
+    form, operands = form_of(decoded), decoded.operands
+    fields = Fields(op=encoder.machine_op("wgmma"))
+    names = ("b", "keep") if form.a_in_registers else ("a", "b", "keep")
+    put_scalars(encoder, fields, [operands[name] for name in names])
+    rows = {
+        name: encoder.list_of([encoder.register_target(item, "b32") for item in items_of(operands[name])])
+        for name in async_operands(decoded)
+    }
+    flags = (form.kind == "bf16", form.negate, form.a_mn_major, form.b_mn_major)
+    bits = sum(flag << place for place, flag in enumerate(flags))
+    fields.aux |= {0: form.n, 1: rows["acc"], 2: rows.get("a", -1), 3: bits, 4: decoded.instruction.line}
+    return fields
+
+
+def _remote_store(encoder: Encoder, decoded: Decoded) -> Fields:
+    """st.async and red.async: address, mbarrier, then one value per element."""
+    mods = decoded.mods
+    fields = Fields(op=encoder.machine_op("remote_store"))
+    places = put_scalars(encoder, fields, [decoded.operands["a"], decoded.operands["m"]])
+    size = element_bytes(mods["type"])
+    for item in items_of(decoded.operands["b"]):
+        places_of_item = [encoder.value(item, mods["type"]), 8 * size, 0]
+        encoder.lists += places_of_item
+        encoder.lists[places.aux[LIST]] += 3
+    op = mods.get("op")
+    fields.aux |= {0: size, 1: ATOMIC_OPS[op] | ATOMIC_TYPES[mods["type"]] << 8 if op else -1}
+    return fields
+
+
+def _mapa(encoder: Encoder, decoded: Decoded) -> Fields:
+    fields = simple("mapa", "a b", "d")(encoder, decoded)
+    fields.aux = {0: int(not decoded.mods["space"]), 1: ptx.TYPE_BITS[decoded.mods["type"]]}
+    return fields
+
+
+def _getctarank(encoder: Encoder, decoded: Decoded) -> Fields:
+    fields = simple("getctarank", "a", "d")(encoder, decoded)
+    fields.aux = {0: ptx.TYPE_BITS[decoded.mods["type"]]}
     return fields
 
 
@@ -103,13 +162,10 @@ FORMS: dict[str, Form] = {
     "cp.async.wait_group": simple("wait_group", "limit", kind=CP_ASYNC, everything=0),
     "cp.async.wait_all": simple("wait_group", kind=CP_ASYNC, everything=1),
     "cp.async.mbarrier.arrive.b64": _cp_async_arrive,
-    "cp.async.bulk.global.mbarrier::complete_tx::bytes": listed("bulk_load", "d a size m", from_shared=0),
-    "cp.async.bulk.global.mbarrier::complete_tx::bytes.multicast::cluster": listed(
-        "bulk_load", "d a size m", from_shared=0
-    ),
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": listed(
-        "bulk_load", "d a size m", from_shared=1
-    ),
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes": _bulk_load(),
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes.multicast::cluster": _bulk_load(spreads=1),
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": _bulk_load(from_shared=1),
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": _bulk_load(from_shared=1),
     "cp.async.bulk.global.shared::cta.bulk_group": listed("bulk_to_global", "d a size", reduction=-1),
     "cp.reduce.async.bulk.global.shared::cta.bulk_group": _reducing_copy,
     "cp.async.bulk.commit_group": simple("commit_group", kind=BULK),
@@ -117,7 +173,7 @@ FORMS: dict[str, Form] = {
     "cp.async.bulk.wait_group.read": simple("wait_group", "limit", kind=BULK, everything=0),
     "st.bulk": listed("st_bulk", "a size value"),
     "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes": _tensor("tensor_load", "d m a"),
-    "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes.multicast::cluster": _tensor("tensor_load", "d m a"),
+    "cp.async.bulk.tensor.global.mbarrier::complete_tx::bytes.multicast::cluster": _tensor("tensor_load", "d m mask a"),
     "cp.async.bulk.tensor.global.shared::cta.bulk_group": _tensor("tensor_store", "a d"),
     "cp.reduce.async.bulk.tensor.global.shared::cta.bulk_group": _tensor("tensor_store", "a d"),
     "tcgen05.mma.cta_group::1.kind::f16": _mma,
@@ -129,6 +185,15 @@ FORMS: dict[str, Form] = {
     "tcgen05.st.sync.aligned.32x32b.b32": _registers("tmem_store", "b", False),
     "tcgen05.wait::ld.sync.aligned": simple("tmem_wait"),
     "tcgen05.wait::st.sync.aligned": simple("tmem_wait"),
+    "st.async": _remote_store,
+    "red.async.relaxed.cluster": _remote_store,
+    "mapa": _mapa,
+    "getctarank": _getctarank,
+    "wgmma.mma_async.sync.aligned.f32": _wgmma,
+    "wgmma.fence.sync.aligned": simple("wgmma_fence"),
+    "wgmma.commit_group.sync.aligned": simple("wgmma_commit"),
+    "wgmma.wait_group.sync.aligned": simple("wgmma_wait", "limit"),
     "ldmatrix.sync.aligned.m8n8.b16": _registers("ldmatrix", "d", True),
+    "movmatrix.sync.aligned.m8n8.trans.b16": simple("movmatrix", "a", "d"),
     "stmatrix.sync.aligned.m8n8.b16": _registers("stmatrix", "b", False),
 }

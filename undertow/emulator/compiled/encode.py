@@ -16,6 +16,7 @@ import numpy as np
 from undertow import ptx
 
 from ..errors import UnsupportedPtx
+from ..flow import branch_table, successors
 from ..numpy_backend.operands import immediate_bits
 from ..program import Program
 from ..semantics import Decoded, TypedOperand
@@ -39,6 +40,9 @@ _SPECIALS = (
     "%tid.x", "%tid.y", "%tid.z", "%ntid.x", "%ntid.y", "%ntid.z", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%nctaid.x",
     "%nctaid.y", "%nctaid.z", "%laneid", "%warpid", "%nwarpid", "%lanemask_eq", "%lanemask_le", "%lanemask_lt",
     "%lanemask_ge", "%lanemask_gt", "zero", "one", "%dynamic_smem_size", "%total_smem_size", "zero64",
+    "%clusterid.x", "%clusterid.y", "%clusterid.z", "%nclusterid.x", "%nclusterid.y", "%nclusterid.z",
+    "%cluster_ctaid.x", "%cluster_ctaid.y", "%cluster_ctaid.z", "%cluster_nctaid.x", "%cluster_nctaid.y",
+    "%cluster_nctaid.z", "%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster",
 )  # fmt: skip
 SPECIALS = {name: i for i, name in enumerate(_SPECIALS)}
 """Numbers of special registers, as in runtime/specials.hpp."""
@@ -156,9 +160,9 @@ class Encoder:
     def _resolve(self, fields: Fields, decoded: Decoded, positions: list[int]) -> None:
         """Fill in branch targets now that positions are known."""
         if fields.op == BRANCH:
-            fields.aux[0] = positions[registers.successors(self.program, decoded)[0]]
+            fields.aux[0] = positions[successors(self.program, decoded)[0]]
         elif fields.op == INDEXED_BRANCH:
-            fields.aux[0] = self.list_of([positions[t] for t in registers.branch_table(self.program, decoded)])
+            fields.aux[0] = self.list_of([positions[t] for t in branch_table(self.program, decoded)])
 
     def _lane(self, decoded: Decoded) -> Fields:
         source = decoded.operands.get("a")
@@ -333,15 +337,8 @@ def _width(type_name: str) -> int:
 
 def special_number(name: str, width: int) -> int | None:
     """Number of a special register of the runtime, None for one that the emulator does not know."""
-    axis = name[-2:] if name[-2:] in (".x", ".y", ".z") else ""
-    base = name.removesuffix(axis)
-    same = {"%clusterid": "%ctaid", "%nclusterid": "%nctaid"}.get(base)
-    if same:
-        name = same + axis
-    elif base in ("%cluster_ctaid", "%cluster_ctarank", "%is_explicit_cluster", "%gridid"):
+    if name == "%gridid":
         name = "zero64" if width == 64 else "zero"
-    elif base in ("%cluster_nctaid", "%cluster_nctarank"):
-        name = "one"
-    elif base == "%aggr_smem_size":
+    elif name == "%aggr_smem_size":
         name = "%total_smem_size"
     return SPECIALS.get(name)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .. import Options, Result
 
 _FAULTS = {1: MemoryFault, 2: ProtocolError, 3: Deadlock, 4: UnsupportedPtx, 5: LaunchError}
-_WAIT_KINDS = ("", "mbarrier", "barrier", "bulk_group", "cp_async_group", "tmem_alloc")
+_WAIT_KINDS = ("", "mbarrier", "barrier", "bulk_group", "cp_async_group", "tmem_alloc", "wgmma_group")
 _COMPLETIONS = {"eager": 0, "late": 1, "seeded": 2}
 _NUM_BARRIERS = 17
 _MAX_NOTES = 256
@@ -140,16 +140,14 @@ def _arguments(resolved: Resolved, options: Options, is_ordered: bool) -> tuple[
     maps = (library.MapArguments * max(len(resolved.tensor_maps), 1))()
     for place_, (offset, geometry) in enumerate(resolved.tensor_maps.items()):
         maps[place_] = _map_arguments(offset, geometry)
-    order = np.ascontiguousarray(
-        np.arange(resolved.num_ctas) if options.cta_order is None else options.cta_order, np.int32
-    )
+    order = np.array([n for cluster in resolved.clusters(options.cta_order) for n in cluster], np.int32)
     completion, completion_seed = (
         options.completion if isinstance(options.completion, tuple) else (options.completion, 0)
     )
     is_random = options.schedule != "fixed"
-    threads = 1 if is_ordered else num_processors()
+    threads = 1 if is_ordered or resolved.cluster != (1, 1, 1) else num_processors()
     arguments = library.LaunchArguments(
-        grid=resolved.grid, block=resolved.block, dynamic_smem=resolved.launch.dynamic_smem,
+        grid=resolved.grid, block=resolved.block, cluster=resolved.cluster, dynamic_smem=resolved.launch.dynamic_smem,
         shared_base=resolved.shared_base, shared_size=resolved.shared_size,
         parameters=resolved.parameters.ctypes.data, buffers=buffers, maps=maps, cta_order=order.ctypes.data,
         parameter_bytes=resolved.program.kernel.parameter_bytes, num_buffers=len(regions),

@@ -41,8 +41,9 @@ class LaunchArguments(Structure):
     """A launch."""
 
     _fields_ = [
-        ("grid", c_int32 * 3), ("block", c_int32 * 3), ("dynamic_smem", c_int64), ("shared_base", c_uint64),
-        ("shared_size", c_uint64), ("parameters", c_void_p), ("buffers", POINTER(BufferArguments)),
+        ("grid", c_int32 * 3), ("block", c_int32 * 3), ("cluster", c_int32 * 3), ("dynamic_smem", c_int64),
+        ("shared_base", c_uint64), ("shared_size", c_uint64), ("parameters", c_void_p),
+        ("buffers", POINTER(BufferArguments)),
         ("maps", POINTER(MapArguments)), ("cta_order", c_void_p), ("parameter_bytes", c_int64),
         ("num_buffers", c_int64), ("num_maps", c_int64), ("num_ctas", c_int64), ("completion", c_int64),
         ("random_schedule", c_int64), ("threads", c_int64), ("completion_seed", c_uint64), ("schedule_seed", c_uint64),

@@ -10,23 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from undertow import ptx
-
+from ..flow import Usage, async_registers, successors, usage
 from ..program import CARRY, Program
 from ..semantics import Decoded
 
 FILES = {"p": 4, "16": 64, "32": 128, "64": 256, "128": 512}
 """Bytes of a row by register file: one mask for predicates, else 32 lanes."""
 ROW_ALIGNMENT = 64
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Registers that an instruction reads and writes. A guarded write keeps the old value in some lanes."""
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    keeps_old: bool
 
 
 @dataclass
@@ -44,65 +34,17 @@ class Allocation:
         return place
 
 
-def registers_of(operand: ptx.Operand) -> Iterator[str]:
-    """Names of the registers inside an operand."""
-    if isinstance(operand, ptx.Register):
-        yield operand.name
-    elif isinstance(operand, ptx.Negated):
-        yield operand.register.name
-    elif isinstance(operand, (ptx.Vector, ptx.Group)):
-        for item in operand.items:
-            yield from registers_of(item)
-    elif isinstance(operand, ptx.Address):
-        for item in (operand.base, *operand.coordinates, *operand.extra):
-            yield from registers_of(item)
-
-
-def usage(decoded: Decoded) -> Usage:
-    """Return what an instruction reads and writes."""
-    reads = [name for typed in decoded.sources for name in registers_of(typed.operand)]
-    writes = [name for typed in decoded.destinations for name in registers_of(typed.operand)]
-    if decoded.guard is not None:
-        reads.append(decoded.guard.register.name)
-    return Usage(tuple(reads), tuple(writes), decoded.guard is not None)
-
-
-def successors(program: Program, decoded: Decoded) -> list[int]:
-    """Instructions that may run next; one past the last means the end."""
-    opcode, following = decoded.instruction.opcode, decoded.index + 1
-    passes = [following] if decoded.guard is not None else []
-    if opcode == "bra":
-        return [program.target(_label(decoded)), *passes]
-    if opcode == "brx":
-        return [*branch_table(program, decoded), *passes]
-    if opcode in ("ret", "exit", "trap"):
-        return passes
-    return [following]
-
-
-def _label(decoded: Decoded) -> ptx.LabelRef:
-    operand = decoded.operands["target"].operand
-    assert isinstance(operand, ptx.LabelRef)
-    return operand
-
-
-def branch_table(program: Program, decoded: Decoded) -> list[int]:
-    """Targets of a brx.idx, in order."""
-    operand = decoded.operands["targets"].operand
-    assert isinstance(operand, ptx.LabelRef)
-    return [program.kernel.labels[name] for name in program.kernel.branch_targets[operand.name]]
-
-
 def allocate(program: Program) -> Allocation:
     """Place all registers of a kernel.
 
     A register that may be read before it is written (or is only ever written under a guard) gets a row of its own,
-    which keeps the poison it starts with.
+    which keeps the poison it starts with. So does one that an instruction accesses after it has been issued.
     """
     usages = [usage(decoded) for decoded in program.code]
     numbers = {name: i for i, name in enumerate(program.slots)}
     starts, live_in, live_out = _liveness(program, usages, numbers)
     intervals = _intervals(program, usages, numbers, starts, live_in, live_out)
+    intervals.update(dict.fromkeys(async_registers(program), (-1, len(program.code) + 1)))
     allocation = Allocation()
     for file, row_bytes in FILES.items():
         members = [n for n in program.slots if program.slots[n].file == file and n in intervals]

@@ -1,6 +1,7 @@
 """Shared memory of a CTA: bytes, and mbarriers as typed cells that ordinary accesses may not touch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +69,8 @@ class SharedMemory(ByteMemory):
 
     def __init__(self, base: int, size: int):
         self.size = size
+        self.owner: Any = None
+        """The CTA whose memory this is."""
         padded = -(-(base + size) // 128) * 128
         super().__init__(np.full(padded, POISON, np.uint8), base, size, "shared memory", origin=0)
         self.cells: dict[int, Mbarrier] = {}

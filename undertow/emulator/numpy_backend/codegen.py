@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from undertow import ptx
 
 from ..errors import UnsupportedPtx
-from ..events import InstructionExecuted
+from ..events import InstructionExecuted, RegisterAccess
 from ..program import Block, Program, Slot
 from ..semantics import Decoded, TypedOperand
 from ..semantics.mbarrier import SPLIT
@@ -34,9 +34,10 @@ class BlockCode:
 
 
 class _Writer:
-    def __init__(self, program: Program, observed: bool):
+    def __init__(self, program: Program, observed: bool, registers_observed: bool):
         self.program = program
         self.observed = observed
+        self.suspicious = program.suspicious_accesses if registers_observed else frozenset()
         self.names = Names(program)
         self.lines: list[str] = ["def block():"]
         self.line_index: list[int] = [-1]
@@ -53,6 +54,8 @@ class _Writer:
         mask = self._mask(decoded)
         if self.observed:
             self.line(f"publish(InstructionExecuted(L, code[{decoded.index}], {mask}))")
+        if decoded.index in self.suspicious:
+            self.line(f"publish_access(RegisterAccess(L, code[{decoded.index}], {mask}))")
         row = decoded.row
         if row.control:
             return
@@ -215,12 +218,15 @@ class _Writer:
         self._copy(self._unsigned_target(operand, typed.type), value, mask)
 
 
-def compile_block(program: Program, block: Block, observed: bool) -> BlockCode:
-    """Generate and compile the function of a block; results are kept with the program."""
-    key = (block.start, observed)
+def compile_block(program: Program, block: Block, observed: bool, registers_observed: bool = False) -> BlockCode:
+    """Generate and compile the function of a block; results are kept with the program.
+
+    observed: somebody wants every instruction; registers_observed: those that may touch a register in flight.
+    """
+    key = (block.start, observed, registers_observed)
     if key in program.block_cache:
         return program.block_cache[key]
-    writer = _Writer(program, observed)
+    writer = _Writer(program, observed, registers_observed)
     for decoded in program.code[block.start : block.end]:
         try:
             writer.instruction(decoded)
@@ -249,10 +255,11 @@ def bind_block(block: BlockCode, lanes, machine):
     space = lanes.namespace
     if not _BASE:
         _BASE.update(arithmetic.names())
-        _BASE.update(InstructionExecuted=InstructionExecuted, SPLIT=SPLIT)
+        _BASE.update(InstructionExecuted=InstructionExecuted, RegisterAccess=RegisterAccess, SPLIT=SPLIT)
     if "copyto" not in space:
         space.update(_BASE)
-        space.update(code=machine.program.code, publish=machine.instruction_sink, clock=machine.clock, repeat=repeat)
+        space.update(code=machine.program.code, publish=machine.instruction_sink, publish_access=machine.register_sink)
+        space.update(clock=machine.clock, repeat=repeat)
     for index in block.handlers:
         name = f"h{index}"
         if name not in space:

@@ -70,12 +70,3 @@ def in_window(a, d, space: str) -> None:
         np.copyto(d, np.less(a, np.uint64(data_movement.SHARED_WINDOW)))
     else:
         np.copyto(d, np.subtract(a, start) < np.uint64(data_movement.WINDOW_BYTES))
-
-
-def mapa(a, b, d) -> None:
-    """Shared address in another CTA of the cluster: with clusters of one, rank 0 is the only one."""
-    from ..errors import UnsupportedPtx
-
-    if np.any(b):
-        raise UnsupportedPtx("mapa to a CTA rank other than 0: clusters of one CTA only")
-    np.copyto(d, a)

@@ -66,14 +66,14 @@ class Executor:
         self.counts: dict[int, int] = dict.fromkeys(self.program.blocks, 0)
         self.num_blocks = 0
         self._branch_sink = bus.sink(BranchExecuted)
-        self._observed = machine.instruction_sink is not None
+        self._observed = (machine.instruction_sink is not None, machine.register_sink is not None)
 
     def bind(self, lanes: LaneSet, pc: int) -> BoundBlock:
         """Get the block at pc for a lane set."""
         bound = lanes.bound.get(pc)
         if bound is None:
             block = self.program.blocks[pc]
-            code = compile_block(self.program, block, self._observed)
+            code = compile_block(self.program, block, *self._observed)
             function = bind_block(code, lanes, self.machine)
             predicate, negated = self._condition(lanes, block.end - 1)
             ending = block_ending(self.program, block.end - 1)
@@ -268,7 +268,7 @@ class Executor:
 
     @staticmethod
     def _on_exit(cta: Cta) -> None:
-        cta.progress += 1
+        cta.cluster.stir()
 
     def _stop(self, cta: Cta, warps: list[Warp], lanes: LaneSet, pc: int, result) -> None:
         """A blocking instruction did not go through: note why, or ask the warps of a gang one by one."""

@@ -177,6 +177,8 @@ class Names:
     def typed_source(self, typed: TypedOperand) -> str:
         """Expression for a source operand of a row; a tensor address becomes (address, [coordinates])."""
         operand = typed.operand
+        if typed.spec.is_async:
+            return "None"
         if isinstance(operand, ptx.Address):
             text = self.address(operand)
             if typed.type == "tensor":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from .async_registers import AsyncRegisters
 from .base import Access, Finding, Observer
 from .coverage import Coverage
 from .deadlock import WaitFor
@@ -15,8 +16,8 @@ from .tmem import TmemLifetime
 from .uninitialised import UninitialisedRead
 
 __all__ = [
-    "Access", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Ownership", "Race", "RegisterPool",
-    "TmemLifetime", "UninitialisedRead", "WaitFor", "all_observers",
+    "Access", "AsyncRegisters", "Coverage", "EarlyUse", "Finding", "MbarrierProtocol", "Observer", "Ownership", "Race",
+    "RegisterPool", "TmemLifetime", "UninitialisedRead", "WaitFor", "all_observers",
 ]  # fmt: skip
 
 
@@ -35,6 +36,7 @@ def all_observers(
         UninitialisedRead(plan, labels, workspaces, race),
         TmemLifetime(),
         RegisterPool(),
+        AsyncRegisters(plan, labels),
         WaitFor(plan, labels),
     ]
     if strict:

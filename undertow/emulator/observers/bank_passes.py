@@ -49,7 +49,7 @@ class BankPasses:
 
     def observe(self, event: MemoryAccess) -> None:
         """Count the passes of each warp of an access to shared memory."""
-        if event.space != "shared" or event.operation is not None or event.which is None:
+        if event.space != "shared" or event.operation is not None or event.which is None or event.home is not None:
             return
         lanes = event.lanes.index[event.which]
         count = self.instructions[event.decoded.index]

@@ -4,9 +4,9 @@ Every access is a record with an ascending number. A clock holds, per column, th
 that column are known to have happened: record r of column c is covered by a clock iff r < clock[c].
 
 COLUMNS: one per thread (32 w + lane), then one per stream of an engine, in which being told that one operation is
-complete means that the earlier ones are: the tensor pipe per issuing thread (told by tcgen05.commit), copies per
-mbarrier (told by its phases), bulk stores per issuing thread, once for their reads and once for their writes (told by
-wait_group.read and wait_group).
+complete means that the earlier ones are: the tensor pipe per issuing thread (told by tcgen05.commit), asynchronous MMAs
+per warpgroup (told by wgmma.wait_group), copies per mbarrier (told by its phases), bulk stores per issuing thread, once
+for their reads and once for their writes (told by wait_group.read and wait_group).
 
 A clock has two rows. ORDER is happens-before. PROXY is the part of it that went through a fence.proxy.async, so that
 an engine sees it: what a thread wrote counts in PROXY only below its latest fence. `generic` marks the columns whose
@@ -211,6 +211,13 @@ class Order:
         known.clock[PROXY, column] = max(known.clock[PROXY, column], self.fenced[warp, lane])
         return known
 
+    def knowledge_of_warp(self, warp: int) -> np.ndarray:
+        """A copy of the clock of what every lane of a warp knows; of its own lanes' accesses, all so far."""
+        clock, own = self.rows[warp].copy(), slice(32 * warp, 32 * warp + 32)
+        clock[ORDER, own] = self.next
+        np.maximum(clock[PROXY, own], self.fenced[warp], out=clock[PROXY, own])
+        return clock
+
     def covers_lanes(self, warps: list[int]) -> np.ndarray:
         """Per given warp and per warp of the CTA: below which number the accesses of all its lanes are known."""
         rows = self.rows[warps[0] : warps[-1] + 1, ORDER, : self.num_threads]
@@ -301,6 +308,12 @@ class Order:
         warp, lane = divmod(thread, 32)
         clock = self._alone(warp, lane).clock
         clock[ORDER, column] = max(clock[ORDER, column], number + 1)
+
+    def warp_learns_stream(self, warp: int, column: int, number: int) -> None:
+        """All lanes of a warp are told that an engine's stream is complete up to and with a record."""
+        clocks = [self.rows[warp], *(self._alone(warp, lane).clock for lane in self.alone[warp])]
+        for clock in clocks:
+            clock[ORDER, column] = max(clock[ORDER, column], number + 1)
 
     def tick(self) -> int:
         """A moment: what is released before it does not cover it."""

@@ -50,7 +50,10 @@ class WaitFor:
         """The shortest circle of waits, if there is one."""
         if not isinstance(error, Deadlock):
             return None
-        waiting = {entry.warp: entry for entry in error.report if entry.kind in ("mbarrier", "barrier")}
+        entries = [entry for entry in error.report if entry.kind in ("mbarrier", "barrier")]
+        waiting = {entry.warp: entry for entry in entries}
+        if len(waiting) < len(entries):  # warps of several CTAs: their numbers do not tell them apart
+            return None
         edges = {
             warp: [w for w in sorted(self._awaited(entry)) if w in waiting and not _same_wait(entry, waiting[w])]
             for warp, entry in waiting.items()

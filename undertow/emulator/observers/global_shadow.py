@@ -244,7 +244,8 @@ class GlobalShadow:
 
     def synchronise(self, watch: Any, event: Any) -> None:
         """Release and acquire through words of global or shared memory."""
-        space = event.space if event.space == "global" else f"shared {watch.order.number}"
+        home = event.home.number if event.home else watch.order.number
+        space = event.space if event.space == "global" else f"shared {home}"
         order = event.order if event.order in ("release", "acquire", "acq_rel") else "relaxed"
         for address in dict.fromkeys(event.addresses.tolist()):
             which = np.asarray(event.which)[event.addresses == address]

@@ -32,7 +32,7 @@ class _Barrier:
 
     init: int
     phase: int = 0
-    arrivals: dict[int, dict[int, int]] = field(default_factory=dict)
+    arrivals: dict[int, dict[str, int]] = field(default_factory=dict)
     enders: dict[int, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
     last_of: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class MbarrierProtocol:
         self._program = program
         self._names = Names(program, launch, self._labels, self._plan)
         self._ctas: dict[int, tuple[Any, dict[int, _Barrier]]] = {}
-        self._issued: dict[Any, int] = {}
+        self._issued: dict[tuple[Any, int], int] = {}
         self._waits: Counter = Counter()
 
     def observe(self, event: Any) -> None:
@@ -73,7 +73,8 @@ class MbarrierProtocol:
         elif isinstance(event, ev.AsyncIssued):
             self._issue(event)
         elif isinstance(event, ev.AsyncCompleted):
-            self._issued.pop(event.operation, None)
+            for key in [key for key in self._issued if key[0] is event.operation]:
+                del self._issued[key]
         else:
             self._operate(event)
 
@@ -93,12 +94,13 @@ class MbarrierProtocol:
         operation = event.operation
         word = operation.details.get("mbarrier")
         if word is not None and operation.engine != "tensor":
-            cell = operation.lanes.cta.shared.cells.get(word)
-            if cell is not None:
-                self._issued[operation] = cell.phase
+            for home in operation.details.get("homes", (operation.lanes.cta,)):
+                cell = home.shared.cells.get(word)
+                if cell is not None:
+                    self._issued[operation, id(home)] = cell.phase
 
     def _operate(self, event) -> None:
-        barriers = self._ctas[id(event.lanes.cta)][1]
+        barriers = self._ctas[id(event.home or event.lanes.cta)][1]
         if event.op == "init":
             barriers[event.address] = _Barrier(event.decoded.index)
             return
@@ -129,12 +131,14 @@ class MbarrierProtocol:
 
     def _signal(self, event, barrier: _Barrier) -> None:
         barrier.touched, barrier.last = True, event.decoded.index
-        if event.op == "complete_tx" and self._issued.get(event.operation, event.phase) < event.phase:
+        if event.op == "complete_tx" and self._issued.get(self._key(event), event.phase) < event.phase:
             self._late_bytes(event)
         if event.op in ("arrive", "arrive_drop"):
             warps = {event.operation.warp} if event.operation else set(event.lanes.warps)
             cta = id(event.lanes.cta)
-            barrier.arrivals.setdefault(event.phase, {}).update({warp: self._waits[cta, warp] for warp in warps})
+            whose = "" if event.home is None else f" of CTA {event.lanes.cta.position}"
+            arrivals = {f"{warp}{whose}": self._waits[cta, warp] for warp in warps}
+            barrier.arrivals.setdefault(event.phase, {}).update(arrivals)
         if event.completed:
             barrier.touched = False
             barrier.phase = event.phase + 1
@@ -143,6 +147,10 @@ class MbarrierProtocol:
                 self._unseen(event, barrier)
             barrier.arrivals.pop(event.phase - 1, None)
             barrier.seen.discard(event.phase - 2)
+
+    @staticmethod
+    def _key(event) -> tuple[Any, int]:
+        return event.operation, id(event.home or event.lanes.cta)
 
     def _unseen(self, event, barrier: _Barrier) -> None:
         """Two phases ended with no wait for the first."""
@@ -175,7 +183,7 @@ class MbarrierProtocol:
         key = ("mbarrier-bytes", event.decoded.index, event.address)
         if self.ledger.has(*key):
             return
-        issued = self._issued[event.operation]
+        issued = self._issued[self._key(event)]
         message = (
             f"{event.count} bytes of a copy issued in phase {issued} of mbarrier"
             f" {self._names.shared(event.address)} landed in phase {event.phase}: its own phase ended without them"
@@ -231,5 +239,5 @@ class MbarrierProtocol:
             )
 
 
-def _listed(warps: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(warps)))
+def _listed(warps: Iterable[str]) -> str:
+    return ", ".join(sorted(warps, key=lambda who: (len(who), who)))

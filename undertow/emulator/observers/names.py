@@ -11,7 +11,7 @@ from .base import Access
 
 ENGINES = {
     "tensor": "tensor pipe", "bulk_load": "bulk copy", "tensor_load": "TMA copy", "bulk_store": "bulk store",
-    "bulk_reduce": "bulk reduce", "cp_async": "cp.async",
+    "bulk_reduce": "bulk reduce", "cp_async": "cp.async", "wgmma": "asynchronous MMA",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ import numpy as np
 from .. import events as ev
 from .base import Finding, Ledger
 from .clocks import ORDER, Issued, Order
+from .cluster_order import CLUSTER_BARRIER, ClusterBarrier, ClusterShadow, knows_init, signal
 from .global_shadow import GlobalShadow
 from .named_barrier import NamedBarrierRounds
 from .names import Names
@@ -63,7 +64,7 @@ class Race:
     subscriptions: ClassVar[tuple[type, ...]] = (
         ev.CtaStarted, ev.CtaFinished, ev.MemoryAccess, ev.TmemAccess, ev.TmemAllocation, ev.TmemWait,
         ev.MbarrierOperation, ev.BarrierOperation, ev.WarpSynchronised, ev.FenceExecuted, ev.AsyncIssued,
-        ev.AsyncCompleted, ev.BulkGroup,
+        ev.AsyncCompleted, ev.BulkGroup, ev.WarpgroupStep,
     )  # fmt: skip
 
     def __init__(self, strict: bool = False, plan: Any = None, labels: Any = None):
@@ -81,6 +82,7 @@ class Race:
             ev.AsyncIssued: lambda e: self._of(e.lanes).sync.issue(e),
             ev.AsyncCompleted: lambda e: self._of(e.operation.lanes).sync.completed(e),
             ev.BulkGroup: lambda e: self._of(e.lanes).sync.group(e),
+            ev.WarpgroupStep: lambda e: self._of(e.lanes).sync.warpgroups.step(e),
             ev.CtaStarted: self._started,
             ev.CtaFinished: self._finished,
         }
@@ -92,6 +94,8 @@ class Race:
         self._shift = _granule_shift(program)
         self._watches: dict[int, Watch] = {}
         self._global = GlobalShadow(self.verdict, self._shift, self.strict)
+        self._between = ClusterShadow(self.verdict, self._shift, self.strict)
+        self._cluster_barrier = ClusterBarrier()
         self._lane_cache: dict = {}
         self._granule_cache: dict = {}
 
@@ -120,6 +124,7 @@ class Race:
         watch = self._watches[id(event.cta)]
         for thread, reads, committed in watch.sync.unfinished_stores():
             self.verdict.exit_while_read(watch.order, reads, thread, committed)
+        self._between.forget(event.cta)
         watch.order.retire()
         del self._watches[id(event.cta)]
 
@@ -132,10 +137,12 @@ class Race:
                 self._engine_shared(watch, event)
                 return
             touch = self._touch(watch, event)
-            if event.kind == "read":
-                watch.shared.read(touch)
-            else:
-                watch.shared.write(touch)
+            if event.home is None:
+                watch.shared.read(touch) if event.kind == "read" else watch.shared.write(touch)
+            if len(watch.cta.cluster.ctas) > 1:
+                self._between.of(event.home or watch.cta).warps(watch, event, touch)
+            if touch.strong:
+                self._global.synchronise(watch, event)
         elif event.space == "global":
             if event.operation is not None:
                 issued = watch.sync.record_copy(event.operation)
@@ -148,9 +155,13 @@ class Race:
         issued = watch.sync.record_copy(event.operation)
         if issued is None:
             return
+        if len(watch.cta.cluster.ctas) > 1:
+            self._between.of(event.home or watch.cta).engine(watch, event, issued)
+        if event.home is not None:
+            return
         granules = self._engine_granules(event)
         if event.kind == "read":
-            watch.shared.engine_read(issued, granules, "tensor" if issued.engine == "tensor" else "bulk")
+            watch.shared.engine_read(issued, granules, _stream(issued))
         else:
             watch.shared.engine_write(issued, granules, event.proxy == "generic")
 
@@ -230,6 +241,9 @@ class Race:
 
     def _named_barrier(self, event) -> None:
         watch = self._of(event.lanes)
+        if event.barrier == CLUSTER_BARRIER:
+            self._cluster_barrier.step(watch, event)
+            return
         if event.op != "leave":
             watch.rounds.arrive(event)
         watch.sync.named_barrier(event)
@@ -238,6 +252,9 @@ class Race:
 
     def _mbarrier(self, event) -> None:
         watch = self._of(event.lanes)
+        if event.home is not None:
+            self._remote_mbarrier(watch, event)
+            return
         if event.op in ("init", "inval"):
             self._check_reuse(watch, event)
         else:
@@ -250,6 +267,17 @@ class Race:
         elif event.address in watch.initialised:
             self._check_init(watch, event)
         watch.sync.mbarrier(event)
+
+    def _remote_mbarrier(self, watch: Watch, event) -> None:
+        """A signal at an mbarrier of another CTA of the cluster."""
+        home = self._watches[id(event.home)]
+        if event.address in home.initialised:
+            number, thread, _ = home.initialised[event.address]
+            if not knows_init(watch, event, home.order, thread, number):
+                self.verdict.mbarrier_init(home.order, event, number, "order")
+        barrier = home.sync.mbarriers.get(event.address)
+        if barrier is not None and event.op != "expect_tx":
+            signal(watch, event, home.order, barrier)
 
     def _check_init(self, watch: Watch, event) -> None:
         """An mbarrier may be used by whoever its init happens before; by an engine once it is fenced as well."""
@@ -308,6 +336,13 @@ class Race:
                 if thread in threads:
                     watch.initialised[address] = (number, thread, True)
         watch.sync.fence(event)
+
+
+def _stream(issued: Issued) -> str:
+    """Readers of which only the latest is kept: the tensor pipe, each warpgroup, bulk stores."""
+    if issued.engine == "wgmma":
+        return f"warpgroup {issued.thread // 128}"
+    return "tensor" if issued.engine == "tensor" else "bulk"
 
 
 def _granule_shift(program: Any) -> int:

@@ -1,9 +1,9 @@
 """Shadow of shared memory: per granule of 4 bytes who wrote last and who has read since.
 
 Per granule: the last write (record number and lane), the last read of each warp (record number and lane, SEVERAL if
-lanes of the warp shared it), the last read of the tensor pipe and of bulk stores. A write that is ordered after all of
-these need not keep the older ones: who is ordered after the write is ordered after them. The granule is smaller than
-4 bytes only in kernels whose own loads or stores are.
+lanes of the warp shared it), the last read of the tensor pipe, of each warpgroup's MMAs and of bulk stores. A write
+that is ordered after all of these need not keep the older ones: who is ordered after the write is ordered after them.
+The granule is smaller than 4 bytes only in kernels whose own loads or stores are.
 
 POLICY: lanes of one warp that write a word in the same instruction are not reported: one of them wins. Two engines of
 one kind that read the same granule unordered: only the later read is kept.
@@ -220,8 +220,10 @@ class SharedShadow:
     # Accesses by engines
 
     def engine_read(self, issued: Issued, granules, stream: str) -> None:
-        """An engine reads granules (an array or a slice); stream is tensor or bulk."""
+        """An engine reads granules (an array or a slice); stream: tensor, bulk or one per warpgroup."""
         self._engine_against_writer(issued, granules, issued.reads, False)
+        if stream not in self.engine_reads:
+            self.engine_reads[stream] = np.zeros(len(self.writer), np.int32)
         self.engine_reads[stream][granules] = issued.reads
 
     def engine_write(self, issued: Issued, granules, generic: bool = False) -> None:

@@ -22,10 +22,11 @@ import numpy as np
 
 from ..state import FULL_MASK
 from .clocks import ORDER, Issued, Knowledge, Order
+from .warpgroup_order import WarpgroupOrder
 
 KEPT_PHASES = 16
 """Completed phases of a barrier whose clocks are kept; a wait for an older one learns the oldest kept."""
-_COPIES = ("bulk_load", "tensor_load")
+COPIES = ("bulk_load", "tensor_load")
 _STORES = ("bulk_store", "bulk_reduce")
 
 
@@ -85,6 +86,7 @@ class Synchronisation:
         self.at_fence: list[Knowledge | None] = [None] * order.num_warps
         self.groups: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._open: dict[tuple[str, int], tuple[int, int]] = {}
+        self.warpgroups = WarpgroupOrder(order)
         self._no_knowledge = order.nothing()
 
     # mbarriers
@@ -124,7 +126,7 @@ class Synchronisation:
             return
         into.join(issued.knowledge)
         clock = self.order.fit(into)
-        if issued.engine in _COPIES:
+        if issued.engine in COPIES:
             clock[ORDER, issued.column] = self.order.next
         else:
             clock[ORDER, issued.column] = max(clock[ORDER, issued.column], issued.writes)
@@ -200,6 +202,9 @@ class Synchronisation:
         """An operation enters a queue: it knows what its issuing thread knows."""
         operation, order = event.operation, self.order
         engine, thread = operation.engine, operation.thread
+        if engine == "wgmma":
+            self.operations[operation] = self.warpgroups.issue(operation)
+            return
         warp, lane = divmod(thread, 32)
         issued = Issued(order.knowledge_of(warp, lane), engine, thread, order.next)
         issued.details = operation.details
@@ -212,7 +217,7 @@ class Synchronisation:
             read, issued.column = order.column("bulk reads", thread), order.column("bulk writes", thread)
             issued.reads = order.record_engine(instruction, read, issued)
             issued.writes = order.record_engine(instruction, issued.column, issued)
-        elif engine in _COPIES:
+        elif engine in COPIES:
             issued.column = order.column("copies", operation.details["mbarrier"])
         else:
             issued.column = order.column(engine, thread)

@@ -57,7 +57,7 @@ class UninitialisedRead:
 
     def _memory(self, event) -> None:
         if event.space == "shared":
-            written, base = self._shared[id(event.lanes.cta)], 0
+            written, base = self._shared[id(event.home or event.lanes.cta)], 0
         elif event.space == "global" and self._workspaces:
             region = event.lanes.cta.machine.global_memory.region(int(event.addresses[0]), 1)
             if not any(owner is workspace for owner in region.owners for workspace in self._workspaces):

@@ -18,8 +18,10 @@ _ALERTS = {
     "tmem-lifetime": "a barrier of all that use the columns, before tcgen05.dealloc",
     "global-order": "a release after, and an acquire before, of one global word",
 }
+_BETWEEN_CTAS = "barrier.cluster by both CTAs, or an arrival at an mbarrier of the other one and a wait there"
 _WAITS = {
     "tensor": "a wait for the mbarrier of a tcgen05.commit behind the MMA",
+    "wgmma": "wgmma.commit_group and a wgmma.wait_group that covers the MMA, then a signal",
     "bulk_load": "a wait for the mbarrier phase that the copy completes",
     "tensor_load": "a wait for the mbarrier phase that the copy completes",
     "bulk_store": "cp.async.bulk.wait_group by the thread that issued it, then a signal",
@@ -81,7 +83,7 @@ class Verdict:
             return "race"
         later = order.records.operations.get(conflict.later)
         warp = later.thread // 32 if later else int(order.records.column[conflict.later]) // 32
-        if later and conflict.earlier >= later.issued:
+        if later and (conflict.earlier >= later.issued or later.engine == "wgmma"):
             return "race"
         if warp == column // 32:
             return "warp-sync"
@@ -123,14 +125,15 @@ class Verdict:
 
     # Global memory
 
-    def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, address: int, clock, remark: str) -> None:
-        """Two accesses of a global granule; earlier and later are (CTA, record, lane).
+    def global_memory(self, earlier: tuple, later: tuple, kinds: tuple, place: int | str, clock, remark: str) -> None:
+        """Two accesses of a granule by CTAs; earlier and later are (CTA, record, lane).
 
+        place: a global address, or the name of what is accessed in the shared memory of a cluster.
         remark: "same value" if both write what is there already, "early end" if only the end of the first is unknown,
         "proxy" if only the fence is missing.
         """
         first, second = self.orders[earlier[0]], self.orders[later[0]]
-        rule = "missing-proxy-fence" if remark == "proxy" else "global-order"
+        rule = "missing-proxy-fence" if remark == "proxy" else "race" if isinstance(place, str) else "global-order"
         column = int(first.records.column[earlier[1]])
         if earlier[0] == later[0] and column < first.num_threads and not remark:
             same_warp = column // 32 == int(second.records.column[later[1]]) // 32
@@ -140,13 +143,13 @@ class Verdict:
         key = (rule, *sorted(places))
         if self.ledger.has(*key):
             return
-        buffer = self.names.global_memory(address)
+        buffer = place if isinstance(place, str) else self.names.global_memory(place)
         accesses = tuple(
             self.names.access(order, number, lane, _verb(writes), buffer)
             for order, (_, number, lane), writes in zip((first, second), (earlier, later), kinds, strict=True)
         )
         operation = first.records.operations.get(earlier[1])
-        missing = _WAITS[operation.engine] if operation else _ALERTS[rule]
+        missing = _WAITS[operation.engine] if operation else _ALERTS.get(rule, _BETWEEN_CTAS)
         message = _sentence(*accesses)
         if remark == "early end":
             message = f"the signal between them does not cover the end of the first: {message}"

@@ -7,6 +7,7 @@ from . import (
     asynchronous_copy,
     barriers,
     bulk_copy,
+    cluster,
     comparison,
     control,
     conversion,
@@ -21,6 +22,7 @@ from . import (
     tensor_copy,
     warp,
     warp_matrix,
+    wgmma,
 )  # fmt: skip
 from .table import (
     CPP_FUNCTIONS,
@@ -37,7 +39,7 @@ from .table import (
 
 __all__ = [
     "CPP_FUNCTIONS", "NO_EFFECTS", "ROWS", "Decoded", "Effect", "OperandSpec", "Row", "TypedOperand", "UnsupportedPtx",
-    "asynchronous_copy", "barriers", "bulk_copy", "comparison", "control", "conversion", "data_movement", "decode",
-    "floating", "half_precision", "integer", "logic", "mbarrier", "memory", "tcgen05", "tensor_copy", "warp",
-    "warp_matrix",
+    "asynchronous_copy", "barriers", "bulk_copy", "cluster", "comparison", "control", "conversion", "data_movement",
+    "decode", "floating", "half_precision", "integer", "logic", "mbarrier", "memory", "tcgen05", "tensor_copy", "warp",
+    "warp_matrix", "wgmma",
 ]  # fmt: skip

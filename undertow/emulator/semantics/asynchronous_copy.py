@@ -155,7 +155,7 @@ def _cp_async_arrive(decoded, bus):
                 earlier.extend(group)
 
             def run(operation, where=where):
-                signal(lanes, "arrive", where, 1, operation)
+                signal(lanes, "arrive", (cta, where), 1, operation)
 
             engines.issue(AsyncOperation("cp_async", decoded, lanes, thread, run, tuple(earlier)))
 

@@ -20,6 +20,13 @@ CLUSTER_BARRIER = 16
 """Key of the hardware's cluster barrier in `Cta.barriers`, after the sixteen named ones."""
 
 
+def _live_warps(cta, barrier_id: int) -> int:
+    """Warps that a barrier of everybody waits for: those of the CTA, or of the cluster, that have not exited."""
+    if barrier_id == CLUSTER_BARRIER:
+        return cta.cluster.live_warps
+    return len([w for w in cta.warps if w.groups])
+
+
 def _arrive(lanes, warp: int, barrier_id: int, threads: int, publish) -> None:
     """Count one warp's arrival and complete the barrier if it was the last; `publish` reports the arrival."""
     cta = lanes.cta
@@ -34,7 +41,7 @@ def _arrive(lanes, warp: int, barrier_id: int, threads: int, publish) -> None:
         )
     barrier.expected = threads
     barrier.arrived += 32
-    needed = threads or len([w for w in cta.warps if w.groups]) * 32
+    needed = threads or _live_warps(cta, barrier_id) * 32
     if barrier.arrived > needed:
         raise ProtocolError(f"barrier {barrier_id}: {barrier.arrived} threads arrived, {needed} expected", COUNT_RULE)
     completed = barrier.arrived == needed
@@ -56,7 +63,7 @@ def complete_barrier(cta, barrier: NamedBarrier) -> None:
     barrier.generation += 1
     barrier.arrived = 0
     barrier.result, barrier.reduction = barrier.reduction, 0
-    cta.progress += 1
+    cta.cluster.stir()
 
 
 def _check_whole_warps(lanes, mask) -> None:
@@ -121,7 +128,7 @@ def _barrier_wait(lanes, index: int, number: int) -> list[Wait]:
 
         def ready() -> bool:
             if barrier.generation == generation and not barrier.expected:
-                alive = len([w for w in cta.warps if w.groups]) * 32
+                alive = _live_warps(cta, key) * 32
                 if barrier.arrived >= alive:
                     complete_barrier(cta, barrier)
             return barrier.generation != generation
@@ -212,7 +219,7 @@ for _spelling in ("bar{.cta}.red", "barrier{.cta}.red{{.aligned}}"):
     order="release relaxed",
 )  # fmt: skip
 def _cluster_arrive(decoded, bus):
-    """With one CTA per cluster this is a split barrier over all its threads."""
+    """A split barrier over all threads of the cluster."""
     sink = bus.sink(BarrierOperation)
 
     def handler(lanes, mask):
@@ -230,6 +237,8 @@ def _cluster_arrive(decoded, bus):
     order="acquire",
 )  # fmt: skip
 def _cluster_wait(decoded, bus):
+    sink = bus.sink(BarrierOperation)
+
     def handler(lanes, mask):
         warps = [lanes.cta.warps[w] for w in lanes.warps]
         if any(-1 not in w.barrier_tokens for w in warps):
@@ -238,7 +247,10 @@ def _cluster_wait(decoded, bus):
         if any(barrier.generation == w.barrier_tokens[-1][1] for w in warps):
             return _barrier_wait(lanes, -1, CLUSTER_BARRIER)
         for warp in warps:
-            del warp.barrier_tokens[-1]
+            _, generation = warp.barrier_tokens.pop(-1)
+            if sink:
+                facts = (warp.number, CLUSTER_BARRIER, generation, 0, True)
+                sink(BarrierOperation(lanes, decoded, "leave", *facts))
         return None
 
     return handler

@@ -6,7 +6,8 @@ Each distinct tuple of operands in a warp is one copy. Data is read and written 
 import numpy as np
 
 from ..async_agents import AsyncOperation
-from ..errors import MemoryFault
+from ..cluster import locate
+from ..errors import MemoryFault, ProtocolError
 from ..events import MemoryAccess
 from .asynchronous_copy import CHAPTER, global_address, make_commit, make_wait
 from .atomics import combine
@@ -32,11 +33,16 @@ class AsyncAccess:
         self.decoded = decoded
         self.sink = bus.sink(MemoryAccess)
 
-    def __call__(self, operation, kind: str, space: str, addresses, size: int) -> None:
-        """Report accesses of `size` bytes at each address by an operation."""
+    def __call__(self, operation, kind: str, space: str, addresses, size: int, home=None) -> None:
+        """Report accesses of `size` bytes at each address by an operation; home: whose shared memory, if another's."""
         if self.sink:
             places = np.atleast_1d(np.asarray(addresses, np.int64))
-            self.sink(MemoryAccess(operation.lanes, self.decoded, kind, space, "async", places, size, None, operation))
+            home = None if home is operation.lanes.cta else home
+            self.sink(
+                MemoryAccess(
+                    operation.lanes, self.decoded, kind, space, "async", places, size, None, operation, home=home
+                )
+            )
 
 
 def check_bulk(size: int, *addresses: int) -> None:
@@ -47,7 +53,7 @@ def check_bulk(size: int, *addresses: int) -> None:
 
 
 @machine(
-    "cp.async.bulk.<dst>.global.mbarrier::complete_tx::bytes{.multicast::cluster}{.L2::cache_hint} "
+    "cp.async.bulk.<dst>.global.mbarrier::complete_tx::bytes{.L2::cache_hint} "
     "[d], [a], size:u32, [m]{, policy:b64}",
     chapter=CHAPTER, effects=ASYNC_LOAD, dst="shared::cta shared::cluster",
 )  # fmt: skip
@@ -61,65 +67,104 @@ def _bulk_load(decoded, bus):
     chapter=CHAPTER, effects=ASYNC_LOAD, dst="shared::cluster",
 )  # fmt: skip
 def _bulk_load_multicast(decoded, bus):
-    load = _make_bulk_load(decoded, bus)
-    return lambda lanes, mask, *sources: load(lanes, mask, *sources[:4])
+    return _make_bulk_load(decoded, bus)
+
+
+def destinations(cta, target: int, word: int, mask: int | None) -> tuple[tuple, int, int]:
+    """CTAs that a copy goes to, and the addresses there of its data and its mbarrier.
+
+    mask: ranks that a multicast goes to; the same addresses in each.
+    Raises: ProtocolError if data and mbarrier lie in different CTAs.
+    """
+    home, target = locate(cta, shared_address(target))
+    owner, word = locate(cta, shared_address(word))
+    if owner is not home:
+        raise ProtocolError("a copy to the shared memory of one CTA with an mbarrier of another")
+    homes = (home,)
+    if mask is not None:
+        homes = tuple(cta.cluster.member(rank) for rank in range(16) if mask >> rank & 1)
+    for each in homes:
+        each.shared.mbarrier(word)
+    return homes, target, word
 
 
 def _make_bulk_load(decoded, bus):
     publish, signal = AsyncAccess(decoded, bus), Signals(decoded, bus)
+    spreads = "mask" in decoded.operands
 
     def handler(lanes, mask, dst, src, size, *rest):
         cta, barrier = lanes.cta, rest[0]
-        for position, (target, source, num_bytes, word) in distinct(lanes, mask, dst, src, size, barrier):
-            target, word = shared_address(target), shared_address(word)
+        ranks = rest[1:2] if spreads else ()
+        for position, (target, source, num_bytes, word, *to) in distinct(lanes, mask, dst, src, size, barrier, *ranks):
             check_bulk(num_bytes, target, source)
-            cta.shared.mbarrier(word)
+            homes, target, word = destinations(cta, target, word, to[0] if to else None)
 
-            def run(operation, target=target, source=source, num_bytes=num_bytes, word=word):
-                cta.shared.check_range(target, num_bytes)
+            def run(operation, facts=(homes, target, source, num_bytes, word)):
+                homes, target, source, num_bytes, word = facts
+                for home in homes:
+                    home.shared.check_range(target, num_bytes)
+                data = np.empty(0, np.uint8)
                 if num_bytes:
                     region = cta.machine.global_memory.region(global_address(source), num_bytes)
-                    start = source - region.base
-                    cta.shared.data[target : target + num_bytes] = region.data[start : start + num_bytes]
+                    data = region.data[source - region.base :][:num_bytes]
                     publish(operation, "read", "global", source, num_bytes)
-                    publish(operation, "write", "shared", target, num_bytes)
-                signal(lanes, "complete_tx", word, num_bytes, operation)
+                for home in homes:
+                    if num_bytes:
+                        home.shared.data[target : target + num_bytes] = data
+                        publish(operation, "write", "shared", target, num_bytes, home)
+                    signal(lanes, "complete_tx", (home, word), num_bytes, operation)
 
-            details = {"shared": target, "global": source, "bytes": num_bytes, "mbarrier": word}
+            details = {"shared": target, "global": source, "bytes": num_bytes, "mbarrier": word, "homes": homes}
             thread = int(lanes.index[position])
             cta.engines.issue(AsyncOperation("bulk_load", decoded, lanes, thread, run, (), details))
 
     return handler
 
 
-@machine(
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [a], size:u32, [m]",
-    chapter=CHAPTER,
-    effects=(Effect("issue", "shared", "async"), Effect("read", "shared", "async"), Effect("write", "shared", "async"),
-             Effect("release", "mbarrier", "async")),
+_BETWEEN = (
+    Effect("issue", "shared", "async"), Effect("read", "shared", "async"), Effect("write", "shared", "async"),
+    Effect("release", "mbarrier", "async"),
 )  # fmt: skip
-def _bulk_shared(decoded, bus):
+
+
+def _make_bulk_shared(decoded, bus):
+    """From the CTA's shared memory to that of any CTA of the cluster: a copy, or a reduction into what is there."""
     publish, signal = AsyncAccess(decoded, bus), Signals(decoded, bus)
+    op, type_name = decoded.mods.get("op"), decoded.mods.get("type")
 
     def handler(lanes, mask, dst, src, size, barrier):
         cta = lanes.cta
         for position, (target, source, num_bytes, word) in distinct(lanes, mask, dst, src, size, barrier):
-            target, source, word = shared_address(target), shared_address(source), shared_address(word)
+            source = shared_address(source)
             check_bulk(num_bytes, target, source)
+            homes, target, word = destinations(cta, target, word, None)
 
-            def run(operation, target=target, source=source, num_bytes=num_bytes, word=word):
-                cta.shared.check_range(target, num_bytes)
+            def run(operation, home=homes[0], target=target, source=source, num_bytes=num_bytes, word=word):
+                home.shared.check_range(target, num_bytes)
                 cta.shared.check_range(source, num_bytes)
-                cta.shared.data[target : target + num_bytes] = cta.shared.data[source : source + num_bytes].copy()
+                place = home.shared.data[target : target + num_bytes]
+                data = cta.shared.data[source : source + num_bytes].copy()
+                place[:] = data if op is None or not num_bytes else reduce_bytes(op, type_name, place, data)
                 publish(operation, "read", "shared", source, num_bytes)
-                publish(operation, "write", "shared", target, num_bytes)
-                signal(lanes, "complete_tx", word, num_bytes, operation)
+                publish(operation, "write" if op is None else "atomic", "shared", target, num_bytes, home)
+                signal(lanes, "complete_tx", (home, word), num_bytes, operation)
 
-            details = {"shared": target, "source": source, "bytes": num_bytes, "mbarrier": word}
+            details = {"shared": target, "source": source, "bytes": num_bytes, "mbarrier": word, "homes": homes}
             thread = int(lanes.index[position])
             cta.engines.issue(AsyncOperation("bulk_load", decoded, lanes, thread, run, (), details))
 
     return handler
+
+
+machine(
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [a], size:u32, [m]",
+    chapter=CHAPTER, effects=_BETWEEN,
+)(_make_bulk_shared)  # fmt: skip
+machine(
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.<op>.<type> "
+    "[d], [a], size:u32, [m]",
+    chapter=CHAPTER, effects=_BETWEEN, op=REDUCE_OPS, type="b32 u32 s32 b64 u64 s64",
+)(_make_bulk_shared)  # fmt: skip
 
 
 @machine(

@@ -40,15 +40,6 @@ alu(
         m["space"], f"d = a - {WINDOWS[m['space'].partition('::')[0]]}ull < {WINDOW_BYTES}ull"
     ),
 )  # fmt: skip
-# A cluster of one CTA: rank 0 only, so that mapa keeps the address; launch refuses larger clusters.
-alu(
-    "mapa{.<space>}.<type> d, a, b:u32", chapter=CHAPTER, type="u32 u64", space="shared::cluster",
-    numpy="mapa(a, b, d)", cpp="d = a",
-)  # fmt: skip
-alu(
-    "getctarank{.<space>}.<type> d:u32, a:<type>", chapter=CHAPTER, type="u32 u64", space="shared::cluster",
-    numpy="copyto(d, 0)", cpp="d = 0",
-)  # fmt: skip
 
 
 def _no_operation(decoded, bus):

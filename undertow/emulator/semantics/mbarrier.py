@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cluster import locate
 from ..events import MbarrierOperation
 from ..observers.base import Finding
 from ..state import Wait
@@ -41,9 +42,12 @@ class Signals:
         self.order = mods.get("order") or "release"
         self.scope = mods.get("scope") or "cta"
 
-    def __call__(self, lanes, op: str, address: int, count: int, operation=None, which=None) -> None:
-        """Do `op` (arrive, arrive_drop, expect_tx or complete_tx) on the barrier at an address, by lanes `which`."""
-        cta = lanes.cta
+    def __call__(self, lanes, op: str, place: tuple[Any, int], count: int, operation=None, which=None) -> None:
+        """Do `op` (arrive, arrive_drop, expect_tx or complete_tx) on a barrier, by lanes `which`.
+
+        place: the CTA whose barrier it is, and its address there.
+        """
+        cta, address = place
         cell = cta.shared.mbarrier(address)
         phase, completed = cell.phase, False
         if op == "expect_tx":
@@ -67,6 +71,7 @@ class Signals:
                     self.scope,
                     operation,
                     which=which,
+                    home=None if cta is lanes.cta else cta,
                 )
             )
 
@@ -125,8 +130,8 @@ def _make_tx(op: str):
 
         def handler(lanes, mask, address, count):
             for position in range(lanes.n) if mask is None else np.flatnonzero(mask).tolist():
-                where = shared_address(int(full(address, lanes.n)[position]))
-                signal(lanes, op, where, int(full(count, lanes.n)[position]), None, np.array([position]))
+                home, where = locate(lanes.cta, shared_address(int(full(address, lanes.n)[position])))
+                signal(lanes, op, (home, where), int(full(count, lanes.n)[position]), None, np.array([position]))
 
         return handler
 
@@ -145,26 +150,26 @@ def _make_arrive(drop: bool, expects: bool):
         op = "arrive_drop" if drop else "arrive"
 
         def handler(lanes, mask, address, count=None):
-            cells = lanes.cta.shared
             tokens = np.zeros(lanes.n, np.uint64)
             simple = active_addresses(lanes, mask, address) if count is None else None
             if simple is not None and len(simple) == 1:
                 where, arrivals = simple[0]
-                cell = cells.mbarrier(where)
+                home, where = locate(lanes.cta, where)
+                cell = home.shared.mbarrier(where)
                 tokens[:] = cell.phase << 32 | cell.pending
-                signal(lanes, op, where, arrivals, None, active_positions(lanes, mask))
+                signal(lanes, op, (home, where), arrivals, None, active_positions(lanes, mask))
                 return tokens
             addresses, counts = full(address, lanes.n), None if count is None else full(count, lanes.n)
             for position in range(lanes.n) if mask is None else np.flatnonzero(mask).tolist():
-                where = shared_address(int(addresses[position]))
-                cell = cells.mbarrier(where)
+                home, where = locate(lanes.cta, shared_address(int(addresses[position])))
+                cell = home.shared.mbarrier(where)
                 tokens[position] = cell.phase << 32 | cell.pending
                 amount = 1 if counts is None else int(counts[position])
                 which = np.array([position])
                 if expects:
-                    signal(lanes, "expect_tx", where, amount, None, which)
+                    signal(lanes, "expect_tx", (home, where), amount, None, which)
                     amount = 1
-                signal(lanes, op, where, amount, None, which)
+                signal(lanes, op, (home, where), amount, None, which)
             return tokens
 
         return handler

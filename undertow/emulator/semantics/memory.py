@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cluster import ADDRESS_MASK, RANK_SHIFT, locate
 from ..errors import MemoryFault, UnsupportedPtx
 from ..events import MemoryAccess
 from . import data_movement
@@ -79,7 +80,10 @@ class _Access:
     def _in_space(self, lanes, space, addresses, num_bytes, positions):
         cta = lanes.cta
         if space == "shared":
-            yield cta.shared, space, positions, addresses
+            if len(cta.cluster.ctas) > 1 and int(addresses.max()) >> RANK_SHIFT:
+                yield from self._in_cluster(cta, addresses, positions)
+            else:
+                yield cta.shared, space, positions, addresses
         elif space == "param":
             if self.kind != "read":
                 raise MemoryFault("write to the parameter block of a kernel")
@@ -97,13 +101,26 @@ class _Access:
                     base = np.arange(len(addresses)) if positions is None else positions
                     yield region, "global", base[chosen], addresses[chosen]
 
-    def publish(self, lanes, space: str, addresses, size: int, positions) -> None:
+    def _in_cluster(self, cta, addresses, positions):
+        """Split lanes by the CTA whose shared memory they name."""
+        ranks = addresses >> addresses.dtype.type(RANK_SHIFT)
+        base = np.arange(len(addresses)) if positions is None else positions
+        for rank in np.unique(ranks).tolist():
+            chosen = np.flatnonzero(ranks == rank)
+            home, _ = locate(cta, rank << RANK_SHIFT)
+            if self.kind != "read":
+                home.progress += 1
+            yield home.shared, "shared", base[chosen], addresses[chosen] & addresses.dtype.type(ADDRESS_MASK)
+
+    def publish(self, lanes, memory, space: str, addresses, size: int, positions) -> None:
         which = np.arange(lanes.n) if positions is None else positions
+        home = memory.owner if space == "shared" and memory.owner is not lanes.cta else None
         self.sink(
             MemoryAccess(
-                lanes, self.decoded, self.kind, space, "generic", addresses, size, which, None, self.order, self.scope
+                lanes, self.decoded, self.kind, space, "generic", addresses, size, which, None, self.order, self.scope,
+                home,
             )
-        )
+        )  # fmt: skip
 
 
 class _LocalMemory:
@@ -148,7 +165,7 @@ def _make_load(decoded, bus):
         for memory, space, where, addresses in access.parts(lanes, address, size * count, positions):
             values = memory.gather(addresses, size, count)
             if access.sink:
-                access.publish(lanes, space, addresses, size * count, where)
+                access.publish(lanes, memory, space, addresses, size * count, where)
             if where is None:
                 return values if count > 1 else values[0]
             if result is None:
@@ -179,7 +196,7 @@ def _make_store(decoded, bus):
         for memory, space, where, addresses in access.parts(lanes, address, size * count, positions):
             memory.scatter(addresses, size, values if where is None else values[:, where])
             if access.sink:
-                access.publish(lanes, space, addresses, size * count, where)
+                access.publish(lanes, memory, space, addresses, size * count, where)
 
     return store
 
@@ -232,7 +249,7 @@ def _make_atomic(decoded, bus):
                 changed = changed or (after != before).any()
                 memory.scatter(one, size, after[:, None])
             if access.sink:
-                access.publish(lanes, space, addresses, size * count, where)
+                access.publish(lanes, memory, space, addresses, size * count, where)
         if changed:
             lanes.cta.progress += 1
         else:

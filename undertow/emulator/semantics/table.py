@@ -13,7 +13,9 @@ SYNTAX of a row: `mnemonic operands`, for example
 * operands named `d` and `e` are written, all others are read. `[a]` is an address operand. `{, x}` may be absent;
   `d{|e}` is a pair whose second half may be absent.
 * `x:u32` gives the operand's type; `x:<class>` takes it from a modifier; no type means `:<type>`. Other types:
-  `wide` (twice the width of <type>), `label`, `vector` (must be in braces), `any`.
+  `wide` (twice the width of <type>), `label`, `vector` (must be in braces), `any`, `async` (registers in braces that
+  the instruction reads, or reads and writes if they are named `acc`, after it has been issued; the handler finds them
+  by itself and is passed None).
 
 TWO KINDS OF ROWS
 1. Lane forms (`alu`): pure, same expression on each lane. `numpy` is a call over whole arrays that writes `d` (and
@@ -93,6 +95,11 @@ class OperandSpec:
     def is_dst(self) -> bool:
         """Whether the instruction writes this operand."""
         return self.name in ("d", "e") and not self.is_address
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its registers belong to the instruction until it is complete."""
+        return self.type == "async"
 
 
 @dataclass(frozen=True)
@@ -343,7 +350,7 @@ def _bind_operands(row: Row, instruction: ptx.Instruction, mods: Mapping) -> dic
 def _kind_fits(spec: OperandSpec, operand: ptx.Operand) -> bool:
     if spec.is_address != isinstance(operand, ptx.Address):
         return False
-    if spec.type == "vector":
+    if spec.type in ("vector", "async"):
         return isinstance(operand, ptx.Vector)
     if spec.type == "label":
         return isinstance(operand, ptx.LabelRef)

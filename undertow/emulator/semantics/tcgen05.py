@@ -7,12 +7,13 @@ rounded once to f32. ASSUMED: real tensor cores align and truncate differently, 
 import numpy as np
 
 from ..async_agents import AsyncOperation
-from ..descriptors import decode_instruction_descriptor, decode_shared_descriptor, operand_index
+from ..descriptors import decode_instruction_descriptor, decode_shared_descriptor
 from ..errors import MemoryFault, ProtocolError, UnsupportedPtx
 from ..events import MemoryAccess, TmemAccess, TmemAllocation, TmemWait
 from ..numpy_backend.arithmetic import widen
 from ..state import Wait
 from .lane_values import common_value, distinct, full
+from .matrix_operand import SharedOperand
 from .mbarrier import SPLIT, Signals, shared_address
 from .table import Effect, machine
 
@@ -31,7 +32,7 @@ def warp_values(lanes, values) -> list[int]:
         return [int(values.flat[0])] * lanes.num_warps
     table = values.reshape(lanes.num_warps, 32)
     if (table != table[:, :1]).any():
-        raise ProtocolError("operand of a warp-wide tcgen05 instruction differs between lanes")
+        raise ProtocolError("operand of a warp-wide instruction differs between lanes")
     return table[:, 0].tolist()
 
 
@@ -207,27 +208,12 @@ class _Mma:
 
     def __init__(self, decoded, bus):
         self.decoded = decoded
-        self.tmem_sink, self.memory_sink = bus.sink(TmemAccess), bus.sink(MemoryAccess)
-        self._places: dict[tuple[int, bool, int], np.ndarray] = {}
+        self.tmem_sink = bus.sink(TmemAccess)
+        self.operand = SharedOperand(decoded, bus)
 
     def shared_operand(self, operation, bits: int, mn_major: bool, extent: int, kind: str) -> np.ndarray:
         """Read a (extent, 16) operand through its descriptor as float64."""
-        shared = operation.lanes.cta.shared
-        index = operand_index(decode_shared_descriptor(bits), mn_major, extent)
-        low, high = int(index.min()) * 2, int(index.max()) * 2 + 2
-        if low < shared.base or high > shared.end:
-            raise MemoryFault(
-                f"MMA operand [{low:#x}, {high:#x}) leaves shared memory [{shared.base:#x}, {shared.end:#x})"
-            )
-        if self.memory_sink:
-            key = (bits, mn_major, extent)
-            places = self._places.get(key)
-            if places is None:
-                places = self._places[key] = np.unique(index >> 3) << 4
-            self.memory_sink(
-                MemoryAccess(operation.lanes, self.decoded, "read", "shared", "async", places, 16, None, operation)
-            )
-        return widen(shared.view(2, 1)[:, 0][index], kind).astype(np.float64)
+        return self.operand.read(operation, decode_shared_descriptor(bits), mn_major, extent, kind)
 
     def tmem_operand(self, operation, address: int, m: int, kind: str) -> np.ndarray:
         """Read a (128, 16) operand A from 8 TMEM columns as float64; each column holds two elements, low half first."""
@@ -331,7 +317,7 @@ def _commit(decoded, bus):
             cta.shared.mbarrier(word)
 
             def run(operation, word=word):
-                signal(lanes, "arrive", word, 1, operation)
+                signal(lanes, "arrive", (cta, word), 1, operation)
 
             thread = int(lanes.index[position])
             cta.engines.issue(AsyncOperation("tensor", decoded, lanes, thread, run, (), {"mbarrier": word}))

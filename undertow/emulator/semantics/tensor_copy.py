@@ -1,12 +1,14 @@
 """Tensor copies through tensor maps: PTX ISA, "cp.async.bulk.tensor", tile mode, one to five dimensions."""
 
+from functools import partial
+
 import numpy as np
 
 from ..async_agents import AsyncOperation
 from ..errors import MemoryFault, UnsupportedPtx
 from ..tensor_map import TensorMapGeometry, box_shape, chunk_index
 from .asynchronous_copy import CHAPTER
-from .bulk_copy import ASYNC_LOAD, ASYNC_STORE, REDUCE_OPS, AsyncAccess, reduce_bytes
+from .bulk_copy import ASYNC_LOAD, ASYNC_STORE, REDUCE_OPS, AsyncAccess, destinations, reduce_bytes
 from .lane_values import distinct
 from .mbarrier import Signals, shared_address
 from .table import NO_EFFECTS, Effect, machine
@@ -29,10 +31,10 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-def _check_shared(lanes, address: int, geometry: TensorMapGeometry) -> None:
+def _check_shared(cta, address: int, geometry: TensorMapGeometry) -> None:
     if address % 128:
         raise MemoryFault(f"tensor copy at shared address {address:#x}, which is not a multiple of 128")
-    lanes.cta.shared.check_range(address, geometry.box_bytes)
+    cta.shared.check_range(address, geometry.box_bytes)
 
 
 def read_box(memory, geometry: TensorMapGeometry, coordinates: tuple[int, ...]) -> np.ndarray:
@@ -50,33 +52,42 @@ def read_box(memory, geometry: TensorMapGeometry, coordinates: tuple[int, ...]) 
 
 def _make_load(decoded, bus):
     publish, signal = AsyncAccess(decoded, bus), Signals(decoded, bus)
+    spreads = "mask" in decoded.operands
+
+    def run(operation, geometry, corner):
+        lanes, details = operation.lanes, operation.details
+        target, num_bytes = details["shared"], geometry.box_bytes
+        box = read_box(lanes.cta.machine.global_memory, geometry, corner)
+        chunks = chunk_index(target, num_bytes, geometry.swizzle)
+        if publish.sink:
+            window = geometry.window(corner)
+            if not window.is_empty:
+                publish(operation, "read", "global", window.row_addresses(), window.row_bytes)
+        for home in details["homes"]:
+            home.shared.check_range(target, num_bytes)
+            home.shared.view(8, 2)[chunks] = box.view(np.uint64).reshape(-1, 2)
+            publish(operation, "write", "shared", target, num_bytes, home)
+            signal(lanes, "complete_tx", (home, details["mbarrier"]), num_bytes, operation)
 
     def handler(lanes, mask, dst, tensor, barrier, *rest):
         address, coordinates = tensor
         cta = lanes.cta
-        for position, (target, word, where, *point) in distinct(lanes, mask, dst, barrier, address, *coordinates):
+        ranks = rest[:1] if spreads else ()
+        operands = (dst, barrier, *ranks, address, *coordinates)
+        for position, (target, word, *values) in distinct(lanes, mask, *operands):
+            to = values.pop(0) if spreads else None
+            where, *point = values
             geometry = _find_map(lanes, decoded, where, len(point))
-            target, word = shared_address(target), shared_address(word)
             corner = tuple(_signed(c) for c in point)
-            _check_shared(lanes, target, geometry)
-            cta.shared.mbarrier(word)
-
-            def run(operation, geometry=geometry, target=target, word=word, corner=corner):
-                memory = cta.machine.global_memory
-                box = read_box(memory, geometry, corner)
-                cta.shared.check_range(target, geometry.box_bytes)
-                chunks = chunk_index(target, geometry.box_bytes, geometry.swizzle)
-                cta.shared.view(8, 2)[chunks] = box.view(np.uint64).reshape(-1, 2)
-                if publish.sink:
-                    window = geometry.window(corner)
-                    if not window.is_empty:
-                        publish(operation, "read", "global", window.row_addresses(), window.row_bytes)
-                    publish(operation, "write", "shared", target, geometry.box_bytes)
-                signal(lanes, "complete_tx", word, geometry.box_bytes, operation)
-
-            details = {"shared": target, "bytes": geometry.box_bytes, "mbarrier": word, "coordinates": corner}
+            homes, target, word = destinations(cta, target, word, to)
+            for home in homes:
+                _check_shared(home, target, geometry)
+            details = {
+                "shared": target, "bytes": geometry.box_bytes, "mbarrier": word, "coordinates": corner, "homes": homes
+            }  # fmt: skip
+            effect = partial(run, geometry=geometry, corner=corner)
             thread = int(lanes.index[position])
-            cta.engines.issue(AsyncOperation("tensor_load", decoded, lanes, thread, run, (), details))
+            cta.engines.issue(AsyncOperation("tensor_load", decoded, lanes, thread, effect, (), details))
 
     return handler
 
@@ -101,7 +112,7 @@ def _make_store(reduces: bool):
                 geometry = _find_map(lanes, decoded, where, len(point))
                 source = shared_address(source)
                 corner = tuple(_signed(c) for c in point)
-                _check_shared(lanes, source, geometry)
+                _check_shared(cta, source, geometry)
 
                 def run(operation, geometry=geometry, source=source, corner=corner):
                     memory = cta.machine.global_memory

@@ -1,4 +1,4 @@
-"""Warp-wide matrix moves: PTX ISA, "ldmatrix" and "stmatrix", 8x8 tiles of 16-bit elements.
+"""Warp-wide matrix moves: PTX ISA, "ldmatrix", "stmatrix" and "movmatrix", 8x8 tiles of 16-bit elements.
 
 Lane 8 i + r gives the address of row r of tile i; lane t holds elements (t / 4, 2 (t % 4) + {0, 1}) of each tile, or
 with `.trans` elements (2 (t % 4) + {0, 1}, t / 4).
@@ -10,7 +10,7 @@ from ..errors import ProtocolError
 from ..events import MemoryAccess
 from .lane_values import full
 from .mbarrier import shared_address
-from .table import Effect, machine
+from .table import NO_EFFECTS, Effect, machine
 
 CHAPTER = "warp-level-matrix-instructions"
 _LANE = np.arange(32)
@@ -73,5 +73,18 @@ def _stmatrix(decoded, bus):
         for half in (0, 1):
             memory[_element_offsets(rows, transposed, half) >> 1] = (values >> 16 * half).astype(np.uint16)
         lanes.cta.progress += 1
+
+    return handler
+
+
+@machine("movmatrix.sync.aligned.m8n8.trans.b16 d:b32, a:b32", chapter=CHAPTER, effects=NO_EFFECTS)
+def _movmatrix(decoded, bus):
+    """Transpose the tile that the lanes of a warp hold."""
+
+    def handler(lanes, mask, a):
+        if not lanes.full or mask is not None:
+            raise ProtocolError("movmatrix executed by part of a warp")
+        tiles = np.ascontiguousarray(full(a, lanes.n)).view(np.uint16).reshape(-1, 8, 8)
+        return np.ascontiguousarray(tiles.transpose(0, 2, 1)).reshape(-1).view(np.uint32)
 
     return handler

@@ -1,7 +1,7 @@
 // mbarriers, named barriers, fences and other synchronisation: see semantics/mbarrier.py and semantics/barriers.py.
 #include <map>
 
-#include "machine.hpp"
+#include "cluster.hpp"
 #include "memory_ops.hpp"
 
 namespace undertow {
@@ -25,6 +25,13 @@ struct LaneCells {
     uint64_t address[kLanes];
     bool is_common;
 };
+
+// The mbarrier at a shared::cluster address; what happens to it may wake warps of its own CTA.
+Mbarrier& mbarrier_at(const Context& c, uint64_t address) {
+    const SharedPlace place = locate(c.cta, address);
+    place.home.progress += 1;
+    return place.home.shared.mbarrier(place.address);
+}
 
 }  // namespace
 
@@ -56,7 +63,7 @@ Step op_mbarrier_tx(Context& c) {
     LaneCells cells(c);
     const uint32_t* bytes = c.row<uint32_t>(c.inst.s[1]);
     each_lane(c.mask, [&](int lane) {
-        Mbarrier& cell = c.cta.shared.mbarrier(cells.address[lane]);
+        Mbarrier& cell = mbarrier_at(c, cells.address[lane]);
         c.inst.aux[0] ? cell.complete(bytes[lane]) : cell.expect(bytes[lane]);
     });
     c.cta.progress += 1;
@@ -70,7 +77,7 @@ Step op_mbarrier_arrive(Context& c) {
     uint64_t* tokens = c.inst.d[0] >= 0 ? c.out<uint64_t>(c.inst.d[0]) : nullptr;
     c.cta.progress += 1;
     if (!has_count && cells.is_common) {
-        Mbarrier& cell = c.cta.shared.mbarrier(cells.address[c.lane()]);
+        Mbarrier& cell = mbarrier_at(c, cells.address[c.lane()]);
         uint64_t token = uint64_t(cell.phase) << 32 | uint64_t(cell.pending);
         cell.arrive(__builtin_popcount(c.mask), drop);
         if (tokens) each_lane(c.mask, [&](int lane) { tokens[lane] = token; });
@@ -78,7 +85,7 @@ Step op_mbarrier_arrive(Context& c) {
     }
     const uint32_t* counts = has_count ? c.row<uint32_t>(c.inst.s[1]) : nullptr;
     each_lane(c.mask, [&](int lane) {
-        Mbarrier& cell = c.cta.shared.mbarrier(cells.address[lane]);
+        Mbarrier& cell = mbarrier_at(c, cells.address[lane]);
         uint64_t token = uint64_t(cell.phase) << 32 | uint64_t(cell.pending);
         int64_t amount = counts ? counts[lane] : 1;
         if (expects) {
@@ -135,7 +142,7 @@ void complete_barrier(Cta& cta, NamedBarrier& barrier) {
     barrier.arrived = 0;
     barrier.result = barrier.reduction;
     barrier.reduction = 0;
-    cta.progress += 1;
+    cta.cluster->stir();
 }
 
 void check_whole_warp(const Context& c) {
@@ -151,7 +158,6 @@ void check_whole_warp(const Context& c) {
 
 namespace {
 
-constexpr int64_t kClusterBarrier = 16;
 constexpr Rule kCountRule{"named-barrier-count"};
 
 std::string count_or_all(int64_t threads) { return threads ? std::to_string(threads) : "all"; }
@@ -161,14 +167,14 @@ void arrive(const Context& c, int64_t id, int64_t threads) {
         fail(FaultKind::protocol, "barrier %lld for %lld threads; allowed are multiples of 32", (long long)id,
              (long long)threads);
     }
-    NamedBarrier& barrier = c.cta.barriers[id];
+    NamedBarrier& barrier = barrier_of(c.cta, id);
     if (barrier.arrived && barrier.expected != threads) {
         fail(FaultKind::protocol, kCountRule, "barrier %lld: warp %d expects %s threads, warps already there expect %s",
              (long long)id, c.warp.number, count_or_all(threads).c_str(), count_or_all(barrier.expected).c_str());
     }
     barrier.expected = threads;
     barrier.arrived += kLanes;
-    int64_t needed = threads ? threads : c.cta.live_warps() * kLanes;
+    int64_t needed = threads ? threads : live_warps_of(c.cta, id) * kLanes;
     if (barrier.arrived > needed) {
         fail(FaultKind::protocol, kCountRule, "barrier %lld: %lld threads arrived, %lld expected", (long long)id,
              (long long)barrier.arrived, (long long)needed);
@@ -240,10 +246,10 @@ Step op_barrier_arrive(Context& c) {
     return Step::next;
 }
 
-// With one CTA per cluster the cluster barrier is a split barrier over all threads.
+// A split barrier over all threads of the cluster.
 Step op_cluster_arrive(Context& c) {
     check_whole_warp(c);
-    c.warp.barrier_tokens[-1] = {int(kClusterBarrier), c.cta.barriers[kClusterBarrier].generation};
+    c.warp.barrier_tokens[-1] = {int(kClusterBarrier), c.cta.cluster->barrier.generation};
     arrive(c, kClusterBarrier, 0);
     return Step::next;
 }
@@ -254,7 +260,7 @@ Step op_cluster_wait(Context& c) {
         fail(FaultKind::protocol, "barrier.cluster.wait without barrier.cluster.arrive");
     }
     const int64_t generation = token->second.second;
-    if (c.cta.barriers[kClusterBarrier].generation == generation) {
+    if (c.cta.cluster->barrier.generation == generation) {
         return wait_for_barrier(c, kClusterBarrier, generation);
     }
     c.warp.barrier_tokens.erase(token);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cluster.hpp"
 #include "operands.hpp"
 
 namespace undertow {
@@ -39,31 +40,37 @@ uint8_t* global_bytes(Cta& cta, uint64_t address, uint64_t size, bool is_write) 
     return buffer.host + (address - buffer.base);
 }
 
-void signal_bytes(Cta& cta, uint64_t barrier, uint64_t num_bytes) {
-    cta.shared.mbarrier(barrier).complete(int64_t(num_bytes));
-    cta.progress += 1;
-}
-
 }  // namespace
 
-// Operands: destination, source, bytes, mbarrier; aux[0]: whether the source is shared memory as well.
+// Operands: destination, source, bytes, mbarrier, ranks of a multicast. aux: 0 whether the source is shared memory as
+// well, 1 whether it is a multicast, 2 AtomicOp | AtomicType << 8, or -1 for a plain copy.
 Step op_bulk_load(Context& c) {
     Cta& cta = c.cta;
-    const bool from_shared = c.inst.aux[0];
+    const bool from_shared = c.inst.aux[0], spreads = c.inst.aux[1];
+    const int reduction = c.inst.aux[2];
     for_distinct(c, [&](int lane, const Operands& v) {
-        const uint64_t target = shared_address(v[0]), source = from_shared ? shared_address(v[1]) : v[1];
-        const uint64_t num_bytes = v[2], barrier = shared_address(v[3]);
-        check_bulk(num_bytes, target, source);
-        if (!from_shared) cta.shared.mbarrier(barrier);
-        cta.engines.issue(Engine::bulk_load, c.thread(lane), [&cta, target, source, num_bytes, barrier, from_shared] {
-            cta.shared.check_range(target, num_bytes);
+        const uint64_t source = from_shared ? shared_address(v[1]) : v[1], num_bytes = v[2];
+        check_bulk(num_bytes, v[0], source);
+        const Destinations to = destinations(cta, v[0], v[3], spreads ? int64_t(v[4]) : -1);
+        cta.engines.issue(Engine::bulk_load, c.thread(lane), [&cta, to, source, num_bytes, from_shared, reduction] {
+            for (int i = 0; i < to.count; ++i) to.homes[size_t(i)]->shared.check_range(to.target, num_bytes);
+            const uint8_t* data = nullptr;
             if (from_shared) {
                 cta.shared.check_range(source, num_bytes);
-                std::memmove(cta.shared.at(target), cta.shared.at(source), num_bytes);
+                data = cta.shared.at(source);
             } else if (num_bytes) {
-                std::memcpy(cta.shared.at(target), global_bytes(cta, source, num_bytes, false), num_bytes);
+                data = global_bytes(cta, source, num_bytes, false);
             }
-            signal_bytes(cta, barrier, num_bytes);
+            for (int i = 0; i < to.count; ++i) {
+                Cta& home = *to.homes[size_t(i)];
+                uint8_t* place = home.shared.at(to.target);
+                if (num_bytes && reduction < 0) std::memmove(place, data, num_bytes);
+                if (num_bytes && reduction >= 0) {
+                    reduce_bytes(place, data, num_bytes, AtomicOp(reduction & 0xff), AtomicType(reduction >> 8));
+                }
+                home.shared.mbarrier(to.barrier).complete(int64_t(num_bytes));
+                home.progress += 1;
+            }
         });
     });
     return Step::next;

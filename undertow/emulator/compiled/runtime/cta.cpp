@@ -56,6 +56,8 @@ void Cta::reset(int number_, int place_) {
     engines.reset(launch.completion_seed * 1000003 + uint64_t(number));
     random.seed(launch.schedule_seed * 1000003 + uint64_t(number));
     barriers.clear();
+    warpgroups.assign((warps.size() + kGroupWarps - 1) / kGroupWarps, Warpgroup{});
+    last_mma.assign(warpgroups.size(), nullptr);
     reductions.clear();
     progress = polls = 0;
     at = Place{};

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "machine.hpp"
+#include "cluster.hpp"
 #include "machine_ops.hpp"
 
 namespace undertow {
@@ -110,7 +110,7 @@ private:
                 warp_.groups[which] = Group{pc + 1, active & ~mask, {}};
             } else {
                 warp_.groups.erase(warp_.groups.begin() + long(which));
-                if (warp_.groups.empty()) cta_.progress += 1;
+                if (warp_.groups.empty()) cta_.cluster->stir();
             }
             return;
         }

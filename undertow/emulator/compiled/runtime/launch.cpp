@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "machine.hpp"
+#include "cluster.hpp"
 #include "machine_ops.hpp"
 
 using namespace undertow;
@@ -36,7 +36,7 @@ struct MapArguments {
 };
 
 struct LaunchArguments {
-    int32_t grid[3], block[3];
+    int32_t grid[3], block[3], cluster[3];
     int64_t dynamic_smem;
     uint64_t shared_base, shared_size;
     const uint8_t* parameters;
@@ -108,6 +108,7 @@ Launch make_launch(const Program& program, const LaunchArguments& a) {
     launch.program = &program;
     std::copy(a.grid, a.grid + 3, launch.grid);
     std::copy(a.block, a.block + 3, launch.block);
+    std::copy(a.cluster, a.cluster + 3, launch.cluster);
     launch.dynamic_smem = a.dynamic_smem;
     launch.shared_base = a.shared_base;
     launch.shared_size = a.shared_size;
@@ -126,7 +127,7 @@ Launch make_launch(const Program& program, const LaunchArguments& a) {
     return launch;
 }
 
-std::string describe_wait(Cta& cta, const Wait& wait) {
+std::string describe_wait(Cta& cta, const Warp& warp, const Wait& wait) {
     char text[160] = "";
     if (wait.kind == WaitKind::mbarrier) {
         const Mbarrier& cell = cta.shared.mbarrier(wait.subject);
@@ -135,9 +136,17 @@ std::string describe_wait(Cta& cta, const Wait& wait) {
                       wait.by_parity ? "parity" : "phase", (long long)wait.argument, (long long)cell.phase,
                       (long long)cell.pending, (long long)cell.count, (long long)cell.tx);
     } else if (wait.kind == WaitKind::barrier) {
-        const NamedBarrier& barrier = cta.barriers[int64_t(wait.subject)];
+        const NamedBarrier& barrier = barrier_of(cta, int64_t(wait.subject));
         const std::string expected = barrier.expected ? std::to_string(barrier.expected) : "all";
         std::snprintf(text, sizeof(text), "%lld of %s threads arrived", (long long)barrier.arrived, expected.c_str());
+    } else if (wait.kind == WaitKind::wgmma_group) {
+        const Warpgroup& group = cta.warpgroups[size_t(warp.number / kGroupWarps)];
+        std::snprintf(text, sizeof(text), "%lld groups of warp %d open, %llu allowed",
+                      (long long)group.open_count(warp.number % kGroupWarps), warp.number,
+                      (unsigned long long)wait.subject);
+        if (group.gathering.empty()) return text;
+        return text + ("; " + std::to_string(__builtin_popcount(group.gathering.front().warps)) +
+                       " of 4 warps have issued the next MMA");
     } else if (wait.kind == WaitKind::tmem_alloc) {
         return "live allocations: " + cta.tmem.describe();
     } else if (!wait.others.empty()) {
@@ -166,14 +175,26 @@ public:
     }
 
 private:
+    size_t cluster_size() const {
+        return size_t(launch_.cluster[0]) * size_t(launch_.cluster[1]) * size_t(launch_.cluster[2]);
+    }
+
+    std::unique_ptr<Cluster> new_cluster() {
+        auto cluster = std::make_unique<Cluster>();
+        for (size_t i = 0; i < cluster_size(); ++i) cluster->ctas.push_back(std::make_unique<Cta>(launch_));
+        return cluster;
+    }
+
+    // Only clusters of one CTA run beside others: reductions are put off until earlier CTAs have finished.
     void work_beside_others() {
-        Cta cta(launch_);
+        const auto cluster = new_cluster();
+        Cta& cta = *cluster->ctas.front();
         while (!is_stopped_.load()) {
             const size_t next = next_.fetch_add(1);
             if (next >= launch_.cta_order.size()) break;
             try {
-                cta.reset(launch_.cta_order[next], int(next));
-                if (!run_cta(cta)) fail_spinning();
+                cluster->reset(launch_.cta_order.data() + next, int(next));
+                if (!run_cluster(*cluster)) fail_spinning();
                 tally_barriers(cta);
                 commits_.finish(next, std::move(cta.reductions));
             } catch (const Fault& fault) {
@@ -185,20 +206,22 @@ private:
         add(cta);
     }
 
-    // A CTA that only polls gives way: the next one becomes resident beside it, so that semaphores between CTAs work.
+    // A cluster that only polls gives way: the next one becomes resident beside it, so that semaphores between CTAs
+    // work. `cta_order` has the CTAs of a cluster one after the other.
     void work_alone() {
-        std::vector<std::unique_ptr<Cta>> resident, idle;
+        const size_t size = cluster_size();
+        std::vector<std::unique_ptr<Cluster>> resident, idle;
         int fruitless = 0;
         const auto begin_next = [&] {
-            if (idle.empty()) idle.push_back(std::make_unique<Cta>(launch_));
+            if (idle.empty()) idle.push_back(new_cluster());
             resident.push_back(std::move(idle.back()));
             idle.pop_back();
-            const size_t next = next_.fetch_add(1);
-            resident.back()->reset(launch_.cta_order[next], int(next));
+            const size_t next = next_.fetch_add(size);
+            resident.back()->reset(launch_.cta_order.data() + next, int(next));
         };
         const auto total_progress = [&] {
             int64_t sum = 0;
-            for (const auto& cta : resident) sum += cta->progress;
+            for (const auto& cluster : resident) sum += cluster->progress();
             return sum;
         };
         while (!is_stopped_.load() && (next_.load() < launch_.cta_order.size() || !resident.empty())) {
@@ -206,40 +229,51 @@ private:
             const int64_t before = total_progress();
             bool any_finished = false;
             for (size_t i = 0; i < resident.size() && !is_stopped_.load();) {
-                Cta& cta = *resident[i];
+                Cluster& cluster = *resident[i];
                 try {
-                    if (!run_cta(cta)) {
+                    if (!run_cluster(cluster)) {
                         ++i;
                         continue;
                     }
                 } catch (const Fault& fault) {
-                    stop(fault, cta, {&cta});
+                    stop(fault, *cluster.current, members(cluster));
                     break;
                 }
-                tally_barriers(cta);
+                for (const auto& cta : cluster.ctas) tally_barriers(*cta);
                 any_finished = true;
                 idle.push_back(std::move(resident[i]));
                 resident.erase(resident.begin() + long(i));
             }
             fruitless = !any_finished && before == total_progress() ? fruitless + 1 : 0;
             if (resident.empty() || is_stopped_.load()) continue;
-            if (next_.load() < launch_.cta_order.size() && resident.size() < kMaxResident) {
+            if (next_.load() < launch_.cta_order.size() && resident.size() * size < kMaxResident) {
                 begin_next();
             } else if (fruitless > 3) {
                 report_spinning(resident);
             }
         }
-        for (const auto& cta : idle) add(*cta);
-        for (const auto& cta : resident) add(*cta);
+        for (const auto* clusters : {&idle, &resident}) {
+            for (const auto& cluster : *clusters) {
+                for (const auto& cta : cluster->ctas) add(*cta);
+            }
+        }
+    }
+
+    static std::vector<Cta*> members(const Cluster& cluster) {
+        std::vector<Cta*> all;
+        for (const auto& cta : cluster.ctas) all.push_back(cta.get());
+        return all;
     }
 
     [[noreturn]] static void fail_spinning() {
         fail(FaultKind::deadlock, "deadlock: every resident CTA spins and nothing is in flight");
     }
 
-    void report_spinning(const std::vector<std::unique_ptr<Cta>>& resident) {
+    void report_spinning(const std::vector<std::unique_ptr<Cluster>>& resident) {
         std::vector<Cta*> all;
-        for (const auto& cta : resident) all.push_back(cta.get());
+        for (const auto& cluster : resident) {
+            for (Cta* cta : members(*cluster)) all.push_back(cta);
+        }
         try {
             fail_spinning();
         } catch (const Fault& fault) {
@@ -297,7 +331,7 @@ private:
                 blocked.kind = int(group.wait.kind);
                 blocked.mask = group.mask;
                 blocked.subject = group.wait.subject;
-                std::snprintf(blocked.detail, sizeof(blocked.detail), "%s", describe_wait(cta, group.wait).c_str());
+                std::snprintf(blocked.detail, sizeof(blocked.detail), "%s", describe_wait(cta, warp, group.wait).c_str());
             }
         }
     }

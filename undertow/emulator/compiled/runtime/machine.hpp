@@ -13,6 +13,7 @@
 #include "commit.hpp"
 #include "memory.hpp"
 #include "program.hpp"
+#include "warpgroup.hpp"
 
 namespace undertow {
 
@@ -36,7 +37,7 @@ private:
     uint64_t state_ = 0;
 };
 
-enum class WaitKind : int { none = 0, mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc };
+enum class WaitKind : int { none = 0, mbarrier, barrier, bulk_group, cp_async_group, tmem_alloc, wgmma_group };
 
 // Why lanes cannot go on. When `is_ready` says so, the instruction runs once more.
 struct Wait {
@@ -72,7 +73,7 @@ struct NamedBarrier {
     int64_t arrived = 0, generation = 0, expected = 0, reduction = 0, result = 0;
 };
 
-enum class Engine : int { tensor, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
+enum class Engine : int { tensor, wgmma, tensor_load, bulk_load, bulk_store, bulk_reduce, cp_async };
 
 // Where something happens: CTA, warp, position in the code, lanes. `is_completion`: it was issued there earlier.
 struct Place {
@@ -153,7 +154,7 @@ struct Program {
 
 struct Launch {
     const Program* program;
-    int32_t grid[3], block[3];
+    int32_t grid[3], block[3], cluster[3];
     int64_t dynamic_smem;
     uint64_t shared_base, shared_size;
     std::vector<uint8_t> parameters;
@@ -166,6 +167,8 @@ struct Launch {
     std::vector<int32_t> cta_order;
     CommitOrder* commits = nullptr;  // set while CTAs run in parallel
 };
+
+struct Cluster;
 
 // A thread block. Reused for one CTA of the grid after another.
 class Cta {
@@ -188,6 +191,8 @@ public:
 
     Launch& launch;
     int num_threads, number = 0, place = 0;  // `place` counts in the order of CTAs
+    Cluster* cluster = nullptr;
+    int rank = 0;  // in the cluster
     Place at;
     int32_t position[3] = {0, 0, 0};
     std::vector<Warp> warps;
@@ -195,6 +200,8 @@ public:
     TensorMemory tmem;
     AsyncEngines engines;
     std::map<int64_t, NamedBarrier> barriers;
+    std::vector<Warpgroup> warpgroups;
+    std::vector<Operation> last_mma;  // of each warpgroup: the next one comes after it
     std::vector<uint8_t> local;
     std::vector<int64_t> executions;          // per PTX instruction, over all CTAs run here
     std::vector<Reduction> reductions;        // put off until all earlier CTAs have committed
@@ -252,8 +259,6 @@ extern const int num_machine_forms;
 extern const LaneHandler lane_handlers[];
 extern const int num_lane_handlers;
 
-// Runs a CTA to its end, or returns false when it only polls. Throws Fault; `cta.at` then says where.
-bool run_cta(Cta& cta);
 // `may_overtake`: lanes further on may go before those that wait furthest behind, so that lanes of one warp can wait
 // for each other; done only when nothing else can run.
 void execute_warp(Cta& cta, Warp& warp, int64_t budget, bool may_overtake = false);

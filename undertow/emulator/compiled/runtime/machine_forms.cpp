@@ -12,7 +12,8 @@ namespace undertow {
     FORM(setmaxnreg) FORM(bulk_load) FORM(bulk_to_global) FORM(cp_async) FORM(commit_group)                   \
     FORM(wait_group) FORM(cp_async_arrive) FORM(st_bulk) FORM(tensor_load) FORM(tensor_store) FORM(mma)       \
     FORM(commit) FORM(tmem_alloc) FORM(tmem_dealloc) FORM(tmem_relinquish) FORM(tmem_load)                    \
-    FORM(tmem_store) FORM(tmem_wait) FORM(ldmatrix) FORM(stmatrix)
+    FORM(tmem_store) FORM(tmem_wait) FORM(ldmatrix) FORM(stmatrix) FORM(wgmma) FORM(wgmma_fence)              \
+    FORM(wgmma_commit) FORM(wgmma_wait) FORM(mapa) FORM(getctarank) FORM(remote_store) FORM(movmatrix)
 
 #define UNDERTOW_DECLARE(name) Step op_##name(Context& c);
 UNDERTOW_FORMS(UNDERTOW_DECLARE)

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "atomics.hpp"
+#include "cluster.hpp"
 #include "lanes.hpp"
 
 namespace undertow {
@@ -120,6 +121,10 @@ void MemoryAccess::in_space(Space where, uint32_t lanes, Body&& body) {
     Cta& cta = c.cta;
     if (where == Space::shared) {
         Range r = range_of(addresses, lanes);
+        if (__builtin_expect(r.high >> kRankShift != 0 && cta.cluster->ctas.size() > 1, 0)) {
+            in_cluster(lanes, body);
+            return;
+        }
         if (cta.shared.near_cells(r.low, r.high + size)) refuse_cells(cta.shared, addresses, lanes, size);
         check_flat(addresses, lanes, size, cta.shared.base(), cta.shared.end(), "shared memory");
         body(lanes, cta.shared.at(0));
@@ -158,6 +163,29 @@ void MemoryAccess::in_space(Space where, uint32_t lanes, Body&& body) {
             body(here, buffer.host - buffer.base);
             lanes &= ~here;
         }
+    }
+}
+
+// Lanes by the CTA whose shared memory they name.
+template <class Body>
+void MemoryAccess::in_cluster(uint32_t lanes, Body&& body) {
+    while (lanes) {
+        const uint64_t rank = addresses[__builtin_ctz(lanes)] >> kRankShift;
+        uint32_t here = 0;
+        for (uint32_t rest = lanes; rest; rest &= rest - 1) {
+            const int lane = __builtin_ctz(rest);
+            if (addresses[lane] >> kRankShift != rank) continue;
+            here |= 1u << lane;
+            addresses[lane] &= kAddressMask;
+        }
+        Cta& home = locate(c.cta, rank << kRankShift).home;
+        SharedMemory& shared = home.shared;
+        Range r = range_of(addresses, here);
+        if (shared.near_cells(r.low, r.high + size)) refuse_cells(shared, addresses, here, size);
+        check_flat(addresses, here, size, shared.base(), shared.end(), "shared memory");
+        if (kind != AccessKind::read) home.progress += 1;
+        body(here, shared.at(0));
+        lanes &= ~here;
     }
 }
 

@@ -26,6 +26,8 @@ struct MemoryAccess {
 private:
     template <class Body>
     void in_space(Space where, uint32_t lanes, Body&& body);
+    template <class Body>
+    void in_cluster(uint32_t lanes, Body&& body);
     static Space space_of_window(uint64_t high);
 };
 

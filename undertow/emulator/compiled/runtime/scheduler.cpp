@@ -1,8 +1,9 @@
 // Which warp runs next, when engines complete their work, and what to say when nothing can go on.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
-#include "machine.hpp"
+#include "cluster.hpp"
 
 namespace undertow {
 
@@ -46,18 +47,20 @@ void AsyncEngines::complete(const Operation& operation) {
 
 // Completes one operation: the oldest (late), or a random one that may go next (seeded).
 void AsyncEngines::step() {
-    std::vector<Operation> ready;
-    for (const Operation& copy : copies_) {
-        bool may_go = std::all_of(copy->after.begin(), copy->after.end(), [](const Operation& o) { return o->done; });
-        if (may_go) ready.push_back(copy);
-    }
-    if (!tensor_pipe_.empty()) ready.push_back(tensor_pipe_.front());
+    const auto may_go = [](const Operation& copy) {
+        return std::all_of(copy->after.begin(), copy->after.end(), [](const Operation& o) { return o->done; });
+    };
     Operation chosen;
     if (mode_ == Completion::seeded) {
+        std::vector<Operation> ready;
+        std::copy_if(copies_.begin(), copies_.end(), std::back_inserter(ready), may_go);
+        if (!tensor_pipe_.empty()) ready.push_back(tensor_pipe_.front());
         chosen = ready[random_() % ready.size()];
-    } else {
-        chosen = *std::min_element(ready.begin(), ready.end(),
-                                   [](const Operation& a, const Operation& b) { return a->number < b->number; });
+    } else {  // both queues are in the order of issue
+        const auto oldest = std::find_if(copies_.begin(), copies_.end(), may_go);
+        if (oldest != copies_.end()) chosen = *oldest;
+        const bool has_pipe = !tensor_pipe_.empty();
+        if (has_pipe && (!chosen || tensor_pipe_.front()->number < chosen->number)) chosen = tensor_pipe_.front();
     }
     if (chosen->engine == Engine::tensor) {
         tensor_pipe_.erase(tensor_pipe_.begin());
@@ -109,7 +112,7 @@ std::vector<Operation> AsyncEngines::unfinished(GroupKind kind, int thread) {
     return all;
 }
 
-bool is_ready(Cta& cta, Warp&, const Wait& wait) {
+bool is_ready(Cta& cta, Warp& warp, const Wait& wait) {
     switch (wait.kind) {
         case WaitKind::none:
             return true;
@@ -123,9 +126,9 @@ bool is_ready(Cta& cta, Warp&, const Wait& wait) {
                                [&](const auto& other) { return is_over(other.first, other.second); });
         }
         case WaitKind::barrier: {
-            NamedBarrier& barrier = cta.barriers[int64_t(wait.subject)];
+            NamedBarrier& barrier = barrier_of(cta, int64_t(wait.subject));
             bool everybody = barrier.generation == wait.argument && barrier.expected == 0 &&
-                             barrier.arrived >= cta.live_warps() * kLanes;
+                             barrier.arrived >= live_warps_of(cta, int64_t(wait.subject)) * kLanes;
             if (everybody) complete_barrier(cta, barrier);
             return barrier.generation != wait.argument;
         }
@@ -136,6 +139,8 @@ bool is_ready(Cta& cta, Warp&, const Wait& wait) {
                 return cta.engines.open_count(kind, int(thread.first)) <= wait.argument;
             });
         }
+        case WaitKind::wgmma_group:
+            return cta.warpgroups[size_t(warp.number / kGroupWarps)].complete >= wait.argument;
         case WaitKind::tmem_alloc:
             return true;
     }
@@ -191,37 +196,67 @@ bool expire_waits(Cta& cta) {
 
 }  // namespace
 
-bool run_cta(Cta& cta) {
-    int64_t progress = cta.progress, polls = cta.polls, since = cta.instructions, expired_at = -1;
-    while (!cta.finished()) {
-        const int64_t before = cta.instructions;
-        if (cta.launch.is_random_schedule) run_at_random(cta);
-        if (cta.instructions == before) sweep(cta);
-        const bool is_stuck = cta.instructions == before;
+bool run_cluster(Cluster& cluster) {
+    const auto each = [&cluster](auto&& body) {
+        for (auto& cta : cluster.ctas) {
+            cluster.current = cta.get();
+            if (body(*cta)) return true;
+        }
+        return false;
+    };
+    const auto step_engines = [&each] {
+        return each([](Cta& cta) {
+            if (!cta.engines.pending()) return false;
+            cta.engines.step();
+            return true;
+        });
+    };
+    int64_t progress = cluster.progress(), polls = cluster.polls(), since = cluster.instructions(), expired_at = -1;
+    while (!cluster.finished()) {
+        const int64_t before = cluster.instructions();
+        each([](Cta& cta) {
+            const int64_t own = cta.instructions;
+            if (cta.launch.is_random_schedule) run_at_random(cta);
+            if (cta.instructions == own) sweep(cta);
+            return false;
+        });
+        const bool is_stuck = cluster.instructions() == before;
         bool is_spinning = false;
-        if (cta.progress != progress) {
-            progress = cta.progress;
-            polls = cta.polls;
-            since = cta.instructions;
-        } else if (cta.polls - polls > kMaxPolls || cta.instructions - since > kMaxInstructionsWithoutProgress) {
-            polls = cta.polls;
-            since = cta.instructions;
+        if (cluster.progress() != progress) {
+            progress = cluster.progress();
+            polls = cluster.polls();
+            since = cluster.instructions();
+        } else if (cluster.polls() - polls > kMaxPolls ||
+                   cluster.instructions() - since > kMaxInstructionsWithoutProgress) {
+            polls = cluster.polls();
+            since = cluster.instructions();
             is_spinning = true;
         }
         if (!is_stuck && !is_spinning) continue;
-        if (cta.engines.pending()) {
-            cta.engines.step();
+        if (step_engines()) {
+            continue;
         } else if (is_spinning) {
             return false;
-        } else if (overtake(cta)) {
+        } else if (each(overtake)) {
             continue;
-        } else if (expired_at == cta.progress || !expire_waits(cta)) {
-            fail(FaultKind::deadlock, "deadlock: no warp can run and nothing is in flight");
-        } else {
-            expired_at = cta.progress;
         }
+        const bool may_expire = expired_at != cluster.progress();
+        bool any_expires = false;
+        if (may_expire) {
+            each([&any_expires](Cta& cta) {
+                any_expires |= expire_waits(cta);
+                return false;
+            });
+        }
+        if (!any_expires) fail(FaultKind::deadlock, "deadlock: no warp can run and nothing is in flight");
+        expired_at = cluster.progress();
     }
-    while (cta.engines.pending()) cta.engines.step();
+    while (step_engines()) {
+    }
+    each([](Cta& cta) {
+        for (size_t i = 0; i < cta.warpgroups.size(); ++i) cta.warpgroups[i].check_end(int(i));
+        return false;
+    });
     return true;
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cluster.hpp"
 #include "operands.hpp"
 
 namespace undertow {
@@ -114,7 +115,7 @@ void fill_outside(uint8_t* row, uint64_t num_bytes, const TensorMap& map) {
     }
 }
 
-void load_box(Cta& cta, const TensorMap& map, const Corner& corner, uint64_t target) {
+void load_box(Cta& cta, SharedMemory& shared, const TensorMap& map, const Corner& corner, uint64_t target) {
     const Window window(map, corner.at);
     const uint8_t* first = nullptr;
     if (!window.is_empty) {
@@ -135,7 +136,7 @@ void load_box(Cta& cta, const TensorMap& map, const Corner& corner, uint64_t tar
         }
         const uint64_t linear = target + uint64_t(row) * inner;
         for (uint64_t i = 0; i < inner; i += kChunk) {
-            std::memcpy(cta.shared.at(swizzled(linear + i, map.swizzle)), from + i, kChunk);
+            std::memcpy(shared.at(swizzled(linear + i, map.swizzle)), from + i, kChunk);
         }
     });
 }
@@ -168,20 +169,25 @@ void store_box(Cta& cta, const TensorMap& map, const Corner& corner, uint64_t so
 
 }  // namespace
 
-// aux: 0 rank of the instruction, 1 number of coordinates. Operands: destination, mbarrier, map, coordinates.
+// aux: 0 rank of the instruction, 1 number of coordinates, 3 whether it is a multicast. Operands: destination, mbarrier,
+// ranks of a multicast, map, coordinates.
 Step op_tensor_load(Context& c) {
     Cta& cta = c.cta;
+    const bool spreads = c.inst.aux[3];
     for_distinct(c, [&](int lane, const Operands& v) {
-        const TensorMap& map = find_map(c, v[2]);
-        const uint64_t target = shared_address(v[0]), barrier = shared_address(v[1]);
-        const Corner corner(&v[3]);
-        check_shared(cta, target, map);
-        cta.shared.mbarrier(barrier);
-        cta.engines.issue(Engine::tensor_load, c.thread(lane), [&cta, &map, corner, target, barrier] {
-            cta.shared.check_range(target, box_bytes(map));
-            load_box(cta, map, corner, target);
-            cta.shared.mbarrier(barrier).complete(int64_t(box_bytes(map)));
-            cta.progress += 1;
+        const uint64_t* rest = &v[spreads ? 3 : 2];
+        const TensorMap& map = find_map(c, rest[0]);
+        const Destinations to = destinations(cta, v[0], v[1], spreads ? int64_t(v[2]) : -1);
+        const Corner corner(rest + 1);
+        for (int i = 0; i < to.count; ++i) check_shared(*to.homes[size_t(i)], to.target, map);
+        cta.engines.issue(Engine::tensor_load, c.thread(lane), [&cta, &map, corner, to] {
+            for (int i = 0; i < to.count; ++i) {
+                Cta& home = *to.homes[size_t(i)];
+                home.shared.check_range(to.target, box_bytes(map));
+                load_box(cta, home.shared, map, corner, to.target);
+                home.shared.mbarrier(to.barrier).complete(int64_t(box_bytes(map)));
+                home.progress += 1;
+            }
         });
     });
     return Step::next;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "mma_kernel.hpp"
+#include "matrix_operand.hpp"
 #include "operands.hpp"
 
 namespace undertow {
@@ -10,11 +10,6 @@ namespace undertow {
 using ull = unsigned long long;
 
 namespace {
-
-struct SharedDescriptor {
-    uint64_t start, leading, stride;
-    int swizzle;
-};
 
 SharedDescriptor decode_shared_descriptor(uint64_t bits) {
     const int version = bits >> 46 & 3, base_offset = bits >> 49 & 7, layout = bits >> 61 & 7;
@@ -34,7 +29,7 @@ SharedDescriptor decode_shared_descriptor(uint64_t bits) {
     if (base_offset) refuse(FaultKind::unsupported, "base offset %d", base_offset);
     if (bits >> 52 & 1) refuse(FaultKind::unsupported, "absolute leading-dimension mode", 0);
     const int swizzle = layout == 0 ? 0 : layout == 2 ? 128 : layout == 4 ? 64 : 32;
-    return {(bits & 0x3FFF) << 4, (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4, swizzle};
+    return {(bits & 0x3FFF) << 4, (bits >> 16 & 0x3FFF) << 4, (bits >> 32 & 0x3FFF) << 4, swizzle, 0};
 }
 
 struct MmaShape {
@@ -81,71 +76,6 @@ MmaShape decode_instruction_descriptor(uint32_t bits) {
     return {a_format == 1, (bits >> 13 & 1) != (bits >> 14 & 1), bool(bits >> 15 & 1), bool(bits >> 16 & 1), m, n};
 }
 
-// Reads an (extent, 16) operand of 16-bit elements in 16-byte chunks, which no swizzle tears apart. `halves` is
-// [extent][16] for a K-major operand and [16][extent] for an MN-major one: the order in which chunks hold elements.
-void gather_operand(const SharedMemory& shared, const SharedDescriptor& at, bool mn_major, int extent,
-                    uint16_t* halves) {
-    uint64_t chunks[2 * kMaxColumns];
-    const int num_chunks = 2 * extent;
-    const uint64_t row_bytes = at.swizzle ? uint64_t(at.swizzle) : 16;
-    const uint64_t mask = at.swizzle ? uint64_t(at.swizzle / 16 - 1) : 0;
-    if (!mn_major) {
-        const uint64_t step = at.swizzle ? 16 : at.leading;
-        for (int i = 0; i < num_chunks; ++i) {
-            const uint64_t row = uint64_t(i) / 2, half = uint64_t(i) % 2;
-            chunks[i] = at.start + row / 8 * at.stride + row % 8 * row_bytes + half * step;
-        }
-    } else {
-        const uint64_t per_k = uint64_t(extent) / 8, per_row = row_bytes / 16;
-        const uint64_t across = at.swizzle ? at.leading : at.stride, along = at.swizzle ? at.stride : at.leading;
-        for (uint64_t k = 0; k < uint64_t(kDepth); ++k) {
-            for (uint64_t j = 0; j < per_k; ++j) {
-                chunks[k * per_k + j] =
-                    at.start + j % per_row * 16 + j / per_row * across + k % 8 * row_bytes + k / 8 * along;
-            }
-        }
-    }
-    uint64_t low = ~uint64_t(0), high = 0;
-    for (int i = 0; i < num_chunks; ++i) {
-        chunks[i] ^= ((chunks[i] >> 7) & mask) << 4;
-        low = std::min(low, chunks[i]);
-        high = std::max(high, chunks[i] + 16);
-    }
-    if (low < shared.base() || high > shared.end()) {
-        fail(FaultKind::memory, "MMA operand [%#llx, %#llx) leaves shared memory [%#llx, %#llx)", ull(low), ull(high),
-             ull(shared.base()), ull(shared.end()));
-    }
-    const uint8_t* bytes = shared.at(0);
-    for (int i = 0; i < num_chunks; ++i) std::memcpy(halves + 8 * i, bytes + chunks[i], 16);
-}
-
-// Working storage of an MMA: both operands as they lie in memory and as doubles.
-struct Panels {
-    alignas(64) uint16_t halves[kMaxColumns * kDepth];
-    alignas(64) uint16_t turned[kMaxColumns * kDepth];
-    alignas(64) double a[kDepth * kMaxRows];
-    alignas(64) double b[kMaxColumns * kDepth];
-    alignas(64) float scattered[kMaxColumns * kMaxRows];
-};
-
-Panels& panels() {
-    thread_local Panels storage;
-    return storage;
-}
-
-// A from shared memory as [k][row].
-void load_a(const SharedMemory& shared, uint64_t bits, const MmaShape& shape, Panels& p) {
-    gather_operand(shared, decode_shared_descriptor(bits), shape.a_mn_major, shape.m, p.halves);
-    const uint16_t* by_depth = p.halves;
-    if (!shape.a_mn_major) {
-        transpose_halves(p.halves, p.turned, shape.m);
-        by_depth = p.turned;
-    }
-    for (int k = 0; k < kDepth; ++k) {
-        widen_halves(by_depth + k * shape.m, p.a + k * kMaxRows, shape.m, shape.is_bf16);
-    }
-}
-
 // A from 8 columns of tensor memory; each cell holds two elements, the low half first.
 void load_a_from_tmem(TensorMemory& tmem, uint64_t address, const MmaShape& shape, Panels& p) {
     const int64_t row = int64_t(address >> 16), column = int64_t(address & 0xFFFF);
@@ -162,19 +92,6 @@ void load_a_from_tmem(TensorMemory& tmem, uint64_t address, const MmaShape& shap
         widen_halves(p.halves, p.a + (2 * c) * kMaxRows, kMaxRows, shape.is_bf16);
         widen_halves(p.turned, p.a + (2 * c + 1) * kMaxRows, kMaxRows, shape.is_bf16);
     }
-}
-
-// B as [column][k].
-void load_b(const SharedMemory& shared, uint64_t bits, const MmaShape& shape, Panels& p) {
-    gather_operand(shared, decode_shared_descriptor(bits), shape.b_mn_major, shape.n, p.halves);
-    const uint16_t* by_column = p.halves;
-    if (shape.b_mn_major) {
-        for (int n = 0; n < shape.n; ++n) {
-            for (int k = 0; k < kDepth; ++k) p.turned[n * kDepth + k] = p.halves[k * shape.n + n];
-        }
-        by_column = p.turned;
-    }
-    widen_halves(by_column, p.b, shape.n * kDepth, shape.is_bf16);
 }
 
 // Row of the accumulator's element i for M = 64: the first 16 rows of each quarter.
@@ -217,8 +134,12 @@ Step op_mma(Context& c) {
         const bool keep = v[4];
         cta.engines.issue(Engine::tensor, c.thread(lane), [&cta, shape, a_in_tmem, d, a, b, keep] {
             Panels& p = panels();
-            a_in_tmem ? load_a_from_tmem(cta.tmem, a, shape, p) : load_a(cta.shared, a, shape, p);
-            load_b(cta.shared, b, shape, p);
+            if (a_in_tmem) {
+                load_a_from_tmem(cta.tmem, a, shape, p);
+            } else {
+                load_a(cta.shared, decode_shared_descriptor(a), shape.a_mn_major, shape.m, shape.is_bf16, p);
+            }
+            load_b(cta.shared, decode_shared_descriptor(b), shape.b_mn_major, shape.n, shape.is_bf16, p);
             accumulate(cta.tmem, d, shape, keep, p);
             cta.progress += 1;
         });

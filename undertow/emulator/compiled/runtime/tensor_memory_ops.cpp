@@ -1,4 +1,4 @@
-// tcgen05.alloc, dealloc, ld, st, wait; ldmatrix and stmatrix: see semantics/tcgen05.py and warp_matrix.py.
+// tcgen05.alloc, dealloc, ld, st, wait; ldmatrix, stmatrix, movmatrix: see semantics/tcgen05.py and warp_matrix.py.
 #include <cstring>
 
 #include "memory_ops.hpp"
@@ -21,7 +21,7 @@ uint32_t warp_value(const Context& c, int32_t ref) {
     const uint32_t* row = c.row<uint32_t>(ref);
     for (int i = 1; i < kLanes; ++i) {
         if (row[i] != row[0]) {
-            fail(FaultKind::protocol, "operand of a warp-wide tcgen05 instruction differs between lanes");
+            fail(FaultKind::protocol, "operand of a warp-wide instruction differs between lanes");
         }
     }
     return row[0];
@@ -165,6 +165,18 @@ Step op_stmatrix(Context& c) {
         }
     }
     c.cta.progress += 1;
+    return Step::next;
+}
+
+// s: the tile that the lanes hold; d: its transpose.
+Step op_movmatrix(Context& c) {
+    if (c.mask != kFullMask) fail(FaultKind::protocol, "movmatrix executed by part of a warp");
+    const uint16_t* from = c.row<uint16_t>(c.inst.s[0]);
+    uint16_t halves[2 * kLanes];
+    for (int row = 0; row < 8; ++row) {
+        for (int column = 0; column < 8; ++column) halves[8 * column + row] = from[8 * row + column];
+    }
+    std::memcpy(c.out<uint16_t>(c.inst.d[0]), halves, sizeof(halves));
     return Step::next;
 }
 
