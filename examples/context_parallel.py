@@ -43,6 +43,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seqlen", type=int, default=32768)
     parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--backend", choices=("auto", "emulator"), default="auto", help="who computes on the CPU")
     parser.add_argument("--full", action="store_true", help="attention without a causal mask, which cannot be balanced")
     parser.add_argument("--unbalanced", action="store_true", help="devices hold whole chunks, later ones work more")
     return parser.parse_args(arguments)
@@ -72,9 +73,9 @@ def ring(mesh: DeviceMesh, options: argparse.Namespace) -> Results:
 
 
 @contextmanager
-def our_backward(device: str) -> Iterator[None]:
+def our_backward(options: argparse.Namespace) -> Iterator[None]:
     """On a GPU, what any program does. On the CPU the operators of the ring are missing, so they are brought."""
-    if device == "cuda":
+    if options.device == "cuda":
         with enable(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             yield
         return
@@ -83,7 +84,7 @@ def our_backward(device: str) -> Iterator[None]:
     def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False) -> Tensor:
         return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, is_causal=is_causal)[0]
 
-    with enable_with(Options(dispatch_key="CPU", forward="reference")):
+    with enable_with(Options(dispatch_key="CPU", forward="reference", backend=options.backend)):
         F.scaled_dot_product_attention = scaled_dot_product_attention
         try:
             yield
@@ -101,7 +102,7 @@ def main(
     if options.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(options.device, (dist.get_world_size(),), mesh_dim_names=("cp",))
-    with our_backward(options.device):
+    with our_backward(options):
         reset_counts()
         parts = ring(mesh, options)
         who = counts()

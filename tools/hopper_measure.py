@@ -219,6 +219,7 @@ class Case:
 
     def sink_error(self) -> float:
         """Relative error of dsink against float64 from the same out and LSE."""
+        assert self.sink is not None and self.dlse is not None and self.dsink is not None
         d = (self.out.double() * self.dout.double()).sum(-1).transpose(1, 2) - self.dlse
         exact = -(torch.exp(self.sink.double()[:, None] - self.lse.double()) * d).sum((0, 2))
         return ((self.dsink.double() - exact).norm() / exact.norm()).item()
@@ -256,7 +257,7 @@ def check() -> None:
             torch.cuda.synchronize()
             errors = case.errors([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
             report = {x: {"error": error, "ideal": ideal, "ratio": error / ideal} for x, error, ideal in errors}
-            more = {"equal": repeats(case, name)} if "deterministic" in name else {}
+            more: dict[str, Any] = {"equal": repeats(case, name)} if "deterministic" in name else {}
             if shape.extras:
                 more["dsink_error"] = case.sink_error()
             say(kind="check", kernel=name, shape=described(shape), errors=report, **more)

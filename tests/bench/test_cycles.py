@@ -93,13 +93,14 @@ def profiler(folder: Path, body: str) -> str:
 
 
 def test_ourselves_under_the_profiler_without_touching_clocks(tmp_path):
-    said = [{"words": "sys.argv"}]
     ncu = profiler(
         tmp_path,
-        f"open(sys.argv[-1], 'w').write(json.dumps({said!r} + [sys.argv[1:], json.load(open(sys.argv[-2]))]))\n"
+        "open(sys.argv[-1], 'w').write(json.dumps([{}, {'words': sys.argv[1:]}, json.load(open(sys.argv[-2]))]))\n"
         "print('table')",
     )
-    (_, words, request), text = cycles.run_counted(ncu, {"cells": ["a"]})
+    told, text = cycles.run_counted(ncu, {"cells": ["a"]})
+    words: list[str] = told[1]["words"]
+    request = told[2]
     assert text == "table\n" and request == {"cells": ["a"]}
     assert words[words.index("--clock-control") + 1] == "none" and words[words.index("--metrics") + 1] == cycles.METRIC
     assert words[-5:-2] == [sys.executable, "-m", "undertow.bench.counted"]

@@ -32,7 +32,8 @@ def gqa():
 def test_slices_are_exact_and_the_ideal_pipeline_passes(name):
     found = loaded(name)
     gate, scoring = Gate(found), whole_scoring(found)
-    true = attention_backward(*(found.shaped(x) for x in (found.q, found.k, found.v, found.dout)), None, scoring)
+    q, k, v, dout = (found.shaped(x) for x in (found.q, found.k, found.v, found.dout))
+    true = attention_backward(q, k, v, dout, None, scoring)
     group = found.size.heads.q // found.size.heads.kv
     for slices in gate.slices:
         rows, head = slices.place

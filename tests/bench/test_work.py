@@ -49,11 +49,16 @@ def test_windows_count_what_they_keep():
     assert counted_pairs(cell.full, cell.causal) == 64 * int(torch.count_nonzero(kept))
 
 
-def test_what_a_gpu_can_do_at_most():
-    assert (peak_tflops("NVIDIA H200"), peak_tflops("NVIDIA B200"), peak_tflops("NVIDIA B2000")) == (
-        989.4,
-        2250.0,
-        None,
-    )
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H200", 989.4), ("NVIDIA H100 80GB HBM3", 989.4), ("NVIDIA B200", 2250.0)]
+    + [(name, None) for name in ("NVIDIA H100 PCIe", "NVIDIA B2000", "NVIDIA A100-SXM4-80GB")],
+)
+def test_the_published_peak_of_a_gpu(name, peak):
+    assert peak_tflops(name) == peak
+
+
+def test_what_tensor_cores_do_in_a_cycle():
     assert tensor_flops_per_cycle((9, 0), 132) == 4096 * 132
+    assert tensor_flops_per_cycle((10, 0), 148) == 8192 * 148
     assert tensor_flops_per_cycle((8, 0), 108) is None

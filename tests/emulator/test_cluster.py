@@ -186,18 +186,23 @@ def test_a_tensor_copy_to_several_ctas():
         np.testing.assert_array_equal(out[rank].T, source)
 
 
+@pytest.mark.parametrize(
+    ("copy", "added"), [("cp.async.bulk", 0), ("cp.reduce.async.bulk", 40)], ids=["copy", "reduction"]
+)
 @pytest.mark.parametrize("options", ORDERS)
-def test_a_bulk_copy_between_ctas(options):
+def test_a_bulk_copy_between_ctas(options, copy, added):
+    """A reduction adds to what the receiver had there."""
+    form = f"{copy}.shared::cluster.shared::cta.mbarrier::complete_tx::bytes" + (".add.u32" if added else "")
     body = (
-        init(1) + RANK + "mov.u32 %r12, data; mad.lo.u32 %r13, %t, 4, %r12; st.shared.u32 [%r13], %t;"
-        "fence.proxy.async.shared::cta; bar.warp.sync -1; setp.eq.u32 %q2, %r10, 0; mov.u32 %r1, 0;" + LEAD
+        "mov.u32 %r12, data; mad.lo.u32 %r13, %t, 4, %r12; st.shared.u32 [%r13], %t; st.shared.u32 [%r13+1024], 40;"
+        "fence.proxy.async.shared::cta;" + init(1) + RANK + "setp.eq.u32 %q2, %r10, 0; mov.u32 %r1, 0;" + LEAD
         + "@%q2 bra WAITS; @%q1 bra DONE; mov.u32 %r15, 0; add.u32 %r16, %r12, 1024;"
         "mapa.shared::cluster.u32 %r16, %r16, %r15; mov.u32 %r14, bar; mapa.shared::cluster.u32 %r14, %r14, %r15;"
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%r16], [%r12], 128, [%r14];"
+        f"{form} [%r16], [%r12], 128, [%r14];"
         "bra DONE; WAITS: @%q1 bra TOLD; mbarrier.arrive.expect_tx.shared.b64 _, [bar], 128; TOLD: bar.warp.sync -1;"
         + WAIT.format(0) + "ld.shared.u32 %r1, [%r13+1024]; DONE: bar.warp.sync -1;" + SYNC
     )  # fmt: skip
-    assert words(body, options=options)[0, :, 0].tolist() == list(range(32))
+    assert words(body, options=options)[0, :, 0].tolist() == [added + lane for lane in range(32)]
 
 
 def pairs(expected: int) -> np.ndarray:

@@ -137,9 +137,10 @@ class Product:
         """D as float32 (64 x N)."""
         start = np.full((64, self.n), np.nan, np.float32) if self.start is None else self.start.astype(np.float32)
         out = d_registers(start)
-        in_memory = isinstance(self.a, WgmmaOperand)
-        registers = np.zeros((128, 4), np.uint32) if in_memory else self.a
-        params = [emu.Pointer(out), emu.Pointer(registers), self.a.map if in_memory else self.b.map, self.b.map]
+        a_map, registers = self.b.map, self.a
+        if isinstance(self.a, WgmmaOperand):
+            a_map, registers = self.a.map, np.zeros((128, 4), np.uint32)
+        params = [emu.Pointer(out), emu.Pointer(registers), a_map, self.b.map]
         description = emu.Launch(grid=(1,), block=(128,), params=params, dynamic_smem=65536)
         emu.launch(self.text, description, **launch)
         return d_matrix(out)

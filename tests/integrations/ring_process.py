@@ -13,7 +13,7 @@ import torch.distributed as dist
 from undertow.attention import counts
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "context_parallel.py"
-VARIANTS = {"balanced": [], "unbalanced": ["--unbalanced"], "full": ["--full"]}
+VARIANTS = {"balanced": [], "unbalanced": ["--unbalanced"], "full": ["--full"], "emulator": ["--backend", "emulator"]}
 SIZE = ["--device", "cpu", "--seqlen", "96", "--heads", "2"]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.patterns import gemm, grids, mbarriers, rings, staging, tensor_cores, tensor_memory, warps
+from tests.patterns import clusters, gemm, grids, mbarriers, rings, staging, tensor_cores, tensor_memory, warps
 from tests.patterns.pattern import Case, Pattern, Twin
 from undertow.emulator import Options
 
 PATTERNS: tuple[Pattern, ...] = tuple(
     pattern
-    for room in (rings, mbarriers, staging, tensor_memory, tensor_cores, gemm, warps, grids)
+    for room in (rings, mbarriers, staging, tensor_memory, tensor_cores, gemm, warps, grids, clusters)
     for pattern in room.PATTERNS
 )
 

@@ -74,8 +74,9 @@ def _figure(name: str, records: Sequence[Record]) -> Any:
         if of_cell:
             panels.setdefault(_panel(cell), []).extend(of_cell)
     width, height = PANEL_INCHES
+    groups = [len({record.cell for record in of_panel}) for of_panel in panels.values()]
     figure = Figure(figsize=(width * len(panels), height), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True, width_ratios=groups)[0]
     for axis, (title, panel_records) in zip(axes, panels.items()):
         _bars(axis, panel_records, cells)
         axis.set_title(title)
@@ -92,14 +93,14 @@ def _figure(name: str, records: Sequence[Record]) -> Any:
 
 def _panel(cell: Cell) -> str:
     if cell.kind == "plain":
-        return f"{'causal' if cell.causal else 'dense'}, {cell.dtype}"
+        return "causal" if cell.causal else "dense"
     return {"local": "windows of 1024 keys", "varlen": "packed sequences"}[cell.kind]
 
 
 def _label(cell: Cell) -> str:
     seqlen = str(cell.seqlen) if cell.seqlen < 1024 else f"{cell.seqlen // 1024}k"
     if cell.kind == "plain":
-        return seqlen
+        return seqlen if cell.dtype == "bf16" else f"{seqlen}\n{cell.dtype}"
     return f"{seqlen}\n{cell.layout} {cell.dtype}\n{'causal' if cell.causal else ''}"
 
 

@@ -64,11 +64,15 @@ def table(records: Sequence[Record], kind: str) -> list[str]:
 def _of_device(of_kind: Sequence[Record], device: str, kind: str) -> list[str]:
     providers = list(dict.fromkeys(record.provider for record in of_kind))
     ratios = {lead.cell: lead.ratio for lead in leads(of_kind, kind)}
-    rows = [[f"{device}, {'TFLOP/s' if kind == TIMES else 'million cycles'}", *providers, "ours / best"]]
+    rows = [[f"{device}, {'TFLOP/s' if kind == TIMES else 'million cycles'}", *providers]]
+    rows[0] += ["matmul", "ours / best"] if kind == TIMES else ["ours / best"]
     cells = {(record.cell, record.provider): record for record in of_kind}
     for cell in dict.fromkeys(record.cell for record in of_kind):
         told = [_told(cells.get((cell, provider))) for provider in providers]
-        rows.append([cell, *told, f"{ratios[cell]:.3f}" if cell in ratios else "-"])
+        ceiling = next((r.ceiling_tflops for r in of_kind if r.cell == cell and r.ceiling_tflops), None)
+        lead = f"{ratios[cell]:.3f}" if cell in ratios else "-"
+        product = ["-" if ceiling is None else f"{ceiling:.0f}"] if kind == TIMES else []
+        rows.append([cell, *told, *product, lead])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(word.rjust(width) if column else word.ljust(width) for column, (word, width) in enumerate(pairs))

@@ -123,9 +123,10 @@ class Gate:
         for part in parts:
             for rows, keys, wanted in ((part, whole, (0,)), (whole, part, (1, 2))):
                 scoring = within(w.scoring, rows, keys)
-                cut = (q[:, rows], k[:, keys], v[:, keys], dout[:, rows])
-                sums = ideal_sums(*(x.double() for x in cut), _stats(true, rows), scoring)
-                nearest = ideal_backward(*cut, _stats(kept, rows), scoring)
+                cut = q[:, rows], k[:, keys], v[:, keys], dout[:, rows]
+                nearest = ideal_backward(cut[0], cut[1], cut[2], cut[3], _stats(kept, rows), scoring)
+                q64, k64, v64, dout64 = (x.double() for x in cut)
+                sums = ideal_sums(q64, k64, v64, dout64, _stats(true, rows), scoring)
                 for index in wanted:
                     exact[index].append(sums[index][0])
                     ideal[index].append(nearest[index][0])

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -125,10 +126,9 @@ class TorchCudnn:
             raise UnableError("torch's cuDNN attention promises no equal bits, and dense calls do not give them")
         inputs = [w.shaped(x).detach().requires_grad_() for x in (w.q, w.k, w.v)]
         dout = w.heads_first(w.dout)
+        q, k, v = (x.transpose(1, 2) for x in inputs)
         with sdpa_kernel(self.backend):
-            out = F.scaled_dot_product_attention(
-                *(x.transpose(1, 2) for x in inputs), is_causal=w.cell.causal, enable_gqa=_grouped(w)
-            )
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=w.cell.causal, enable_gqa=_grouped(w))
         call = functools.partial(torch.autograd.grad, out, inputs, dout, retain_graph=True)
         return Participant(self.name, call, functools.partial(as_rows, w))
 
@@ -147,19 +147,23 @@ class FlexAttention:
         w = workload
         if w.cell.deterministic:
             raise UnableError("FlexAttention promises no equal bits")
+        torch.compiler.reset()  # beyond a number of shapes torch would give up and run it uncompiled
         inputs = [w.heads_first(x).contiguous().requires_grad_() for x in (w.q, w.k, w.v)]
         dout, rows = w.heads_first(w.dout).contiguous(), inputs[0].shape[2]
         seen, mask = mask_of(w), None
         if seen is not None:
             mask = create_block_mask(seen, None, None, rows, rows, device=str(w.q.device), _compile=True)
-        compiled: Any = _compiled(flex_attention)
-        out = compiled(*inputs, block_mask=mask, enable_gqa=_grouped(w))
+        # a backward pass that is run again needs its buffers
+        keeping: Any = functools.partial(torch._functorch.config.patch, donated_buffer=False)
+        compiled: Any = torch.compile(flex_attention, dynamic=False)
+        with keeping():
+            out = compiled(*inputs, block_mask=mask, enable_gqa=_grouped(w))
         call = functools.partial(torch.autograd.grad, out, inputs, dout, retain_graph=True)
 
         def gradients(raw: Any) -> Gradients:
             return Gradients(*map(w.rows_first, raw))
 
-        return Participant(self.name, call, gradients)
+        return Participant(self.name, call, gradients, keeping)
 
 
 def mask_of(workload: Workload) -> Callable[..., Tensor] | None:
@@ -181,11 +185,6 @@ def mask_of(workload: Workload) -> Callable[..., Tensor] | None:
         return kept
 
     return seen
-
-
-@functools.cache
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
 
 
 def _grouped(workload: Workload) -> bool:

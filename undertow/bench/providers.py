@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.utils.deterministic
 
 from undertow.attention import (
     AttentionInputError,
@@ -125,12 +126,13 @@ def deterministic_torch(wanted: bool):
     if not wanted:
         yield
         return
-    fills = torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    fills = settings.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True)  # warn_only would leave the flash kernel as it is
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        settings.fill_uninitialized_memory = fills

@@ -13,7 +13,7 @@ HEAD_DIM = 64
 FORWARD_PER_PAIR = 4 * HEAD_DIM  # two products, a multiplication and an addition each
 BACKWARD_PER_FORWARD = 2.5  # five products instead of two
 
-# Dense bf16 and fp16, TFLOP/s, of the data sheets (without sparsity); H100: the SXM part.
+# Dense bf16 and fp16, TFLOP/s, of the data sheets (without sparsity), of the SXM parts.
 PEAKS = {"H200": 989.4, "H100": 989.4, "B200": 2250.0}
 # Operations of the tensor cores per cycle and multiprocessor, by compute capability; measured by several, and the peaks
 # above are these times the boost clock.
@@ -48,7 +48,10 @@ def backward_flops(cell: Cell, size: Size) -> float:
 
 def peak_tflops(device_name: str) -> float | None:
     """The published dense 16-bit peak of a GPU by its name; None of one that is not listed."""
-    return next((peak for name, peak in PEAKS.items() if name in device_name.split()), None)
+    words = device_name.split()
+    if "PCIe" in words:  # boards of the same name with a lower clock
+        return None
+    return next((peak for name, peak in PEAKS.items() if name in words), None)
 
 
 def tensor_flops_per_cycle(capability: tuple[int, int], multiprocessors: int) -> int | None:

@@ -32,8 +32,8 @@ pass is timed; it counts as 2.5 forward passes. docs/bench.md tells the method.
 Before a time counts, gradients are compared with float64 (1.25 times the error of an ideal 16-bit pipeline). Who is
 wrong has no time. Every cell is written to the output file as soon as it is done; a second call does what is missing.
 
-Exit code 0: the kernels of this package were right and measured in every cell. 1: in some they were not, or somebody
-was wrong. 2: the options, the file or the machine cannot be used; without a GPU only --report works.
+Exit code 0: the kernels of this package were right and measured in every cell (if they are not asked for: everybody
+was right). 1: they were not. 2: the options, the file or the machine cannot be used; without a GPU only --report works.
 """
 BAD_INPUT = (BenchError, CaseError, RecordError)
 DEFAULT_OUTPUT = "bench.jsonl"
@@ -184,8 +184,15 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
     kinds = [TIMES, CYCLES] if arguments.report else [CYCLES if arguments.cycles else TIMES]
     records = [record for record in records if record.kind in kinds]
     ours = [record for record in records if record.provider == UNDERTOW]
-    ok = bool(records) and all(r.status == MEASURED for r in ours) and all(r.status != WRONG for r in records)
-    report: dict[str, Any] = {"ok": ok, "records": len(records), "output": str(file.path), "absent": absent}
+    wrong = [record for record in records if record.status == WRONG]
+    ok = all(record.status == MEASURED for record in ours) if ours else bool(records) and not wrong
+    report: dict[str, Any] = {
+        "ok": ok,
+        "records": len(records),
+        "wrong": [{name: getattr(r, name) for name in ("cell", "provider", "kind", "complaint")} for r in wrong],
+        "output": str(file.path),
+        "absent": absent,
+    }
     lines: list[str] = []
     for kind in kinds:
         found = leads(records, kind)
@@ -195,11 +202,12 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
             "geometric_mean_over_best_peer": geometric_mean([lead.ratio for lead in found]),
             "worst": None if worst is None else {f.name: getattr(worst, f.name) for f in fields(worst)},
         }
-        lines += [*table(records, kind), ""]
+        lines += table(records, kind)
         if worst is not None:
             mean = report[kind]["geometric_mean_over_best_peer"]
             lines += [
-                f"{len(found)} cells beside others: {mean:.3f} x the best of them (geometric mean of {kind}), worst "
+                "",
+                f"{mean:.3f} x the best of the others (geometric mean, cells by {kind}: {len(found)}), worst "
                 f"{worst.ratio:.3f} x {worst.best_peer} in {worst.cell}",
                 "",
             ]

@@ -21,6 +21,19 @@ def _reducing_copy(encoder: Encoder, decoded: Decoded) -> Fields:
     return fields
 
 
+def _bulk_load(from_shared: int = 0, spreads: int = 0) -> Form:
+    """A copy, or a reduction, to shared memory that completes bytes of an mbarrier."""
+    base = listed("bulk_load", "d a size m mask", from_shared=from_shared, spreads=spreads, reduction=-1)
+
+    def build(encoder: Encoder, decoded: Decoded) -> Fields:
+        fields = base(encoder, decoded)
+        if decoded.mods.get("op"):
+            fields.aux[2] = ATOMIC_OPS[decoded.mods["op"]] | ATOMIC_TYPES[decoded.mods["type"]] << 8
+        return fields
+
+    return build
+
+
 def _cp_async(encoder: Encoder, decoded: Decoded) -> Fields:
     fields = listed("cp_async", "d a size src_size")(encoder, decoded)
     fields.aux[0] = int("src_size" in decoded.operands)
@@ -149,13 +162,10 @@ FORMS: dict[str, Form] = {
     "cp.async.wait_group": simple("wait_group", "limit", kind=CP_ASYNC, everything=0),
     "cp.async.wait_all": simple("wait_group", kind=CP_ASYNC, everything=1),
     "cp.async.mbarrier.arrive.b64": _cp_async_arrive,
-    "cp.async.bulk.global.mbarrier::complete_tx::bytes": listed("bulk_load", "d a size m", from_shared=0, spreads=0),
-    "cp.async.bulk.global.mbarrier::complete_tx::bytes.multicast::cluster": listed(
-        "bulk_load", "d a size m mask", from_shared=0, spreads=1
-    ),
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": listed(
-        "bulk_load", "d a size m", from_shared=1, spreads=0
-    ),
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes": _bulk_load(),
+    "cp.async.bulk.global.mbarrier::complete_tx::bytes.multicast::cluster": _bulk_load(spreads=1),
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": _bulk_load(from_shared=1),
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes": _bulk_load(from_shared=1),
     "cp.async.bulk.global.shared::cta.bulk_group": listed("bulk_to_global", "d a size", reduction=-1),
     "cp.reduce.async.bulk.global.shared::cta.bulk_group": _reducing_copy,
     "cp.async.bulk.commit_group": simple("commit_group", kind=BULK),

@@ -6,8 +6,8 @@ wgmma-register-in-flight  the warp reads or writes a register of D, or writes on
 wgmma-fence-missing       no wgmma.fence between an access to a register and the MMA that takes it, between MMAs of
                           different shapes on one register, or before the first MMA of a warp
 
-POLICY: a copy from register to register between the fence and the MMA is advice. Compilers put such copies there, in
-front of an accumulator that begins anew; ptxas gives both the same register.
+POLICY: moves between the fence and the MMA are advice. Compilers put them there whatever the source says: copies in
+front of an accumulator that begins anew, constants of A. So is a read of a register of A, which the MMA only reads.
 Every warp is judged by itself: what it has issued, committed, waited for and fenced. One missing wait is told once,
 for the latest MMA that it leaves in flight; one missing fence once, for the first MMA behind it. Source: PTX ISA,
 "wgmma.mma_async" and "wgmma.fence". ptxas answers an access in flight by waiting there, so that results are right and
@@ -21,24 +21,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from undertow import ptx
-
 from .. import events as ev
 from ..flow import async_operands, usage
 from .base import Finding, Ledger
 from .names import Names
 
+_NONE, _MOVE, _READ, _WRITE = range(4)
+"""What an ordinary access does to a register, by the harm that it can do."""
 IN_FLIGHT, UNFENCED = "wgmma-register-in-flight", "wgmma-fence-missing"
 
 
 @dataclass
 class _WarpState:
-    """What one warp has under way. touched: ordinary accesses since the last fence, owned: MMAs' since then."""
+    """What one warp has under way.
+
+    touched: by register, the worst ordinary access since the last fence and its instruction. owned: MMAs' since then.
+    """
 
     fenced: bool = False
     open: list[int] = field(default_factory=list)
     groups: list[list[int]] = field(default_factory=list)
-    touched: dict[str, int] = field(default_factory=dict)
+    touched: dict[str, tuple[int, int]] = field(default_factory=dict)
     owned: dict[str, tuple[str, str, int]] = field(default_factory=dict)
 
     def fence(self) -> None:
@@ -109,31 +112,32 @@ class AsyncRegisters:
         if not state.fenced:
             self._unfenced(warp, index, -1, "before its first wgmma.mma_async")
             state.fence()
-        worst: tuple[int, str] | None = None
+        worst = (_NONE, -1, "")
         for operand, names in self._of(index).items():
             for name in names:
+                harm, access = state.touched.get(name, (_NONE, -1))
+                if operand == "a" and harm == _READ:
+                    harm = _MOVE
                 before = state.owned.get(name)
-                if name in state.touched and (worst is None or self._is_copy(worst[0])):
-                    worst = state.touched[name], f"{name} after an ordinary access to it"
+                if harm > worst[0]:
+                    worst = harm, access, f"{name} after an ordinary access to it"
                 elif before and (before[0] != operand or (operand == "acc" and before[1] != shape)):
-                    worst = before[2], f"{name} after a wgmma.mma_async used it in another way"
-        if worst is not None:
-            self._unfenced(warp, index, *worst)
+                    worst = _WRITE, before[2], f"{name} after a wgmma.mma_async used it in another way"
+        if worst[0]:
+            self._unfenced(warp, index, *worst[1:], severity="advice" if worst[0] == _MOVE else "error")
             state.fence()
         for operand, names in self._of(index).items():
             state.owned.update(dict.fromkeys(names, (operand, shape, index)))
         state.open.append(index)
 
-    def _is_copy(self, index: int) -> bool:
-        decoded = self._program.code[index]
-        source = decoded.operands.get("a")
-        return decoded.instruction.opcode == "mov" and source is not None and isinstance(source.operand, ptx.Register)
-
     def _access(self, state: _WarpState, warp: int, decoded: Any) -> None:
         used = usage(decoded)
-        for name in (*used.reads, *used.writes):
-            if name not in state.touched or self._is_copy(state.touched[name]):
-                state.touched[name] = decoded.index
+        is_move = decoded.instruction.opcode == "mov"
+        for names, harm in ((used.reads, _READ), (used.writes, _WRITE)):
+            harm = _MOVE if is_move else harm
+            for name in names:
+                if harm > state.touched.get(name, (_NONE, -1))[0]:
+                    state.touched[name] = harm, decoded.index
         for mma in reversed(list(state.in_flight())):
             for operand, names in self._of(mma).items():
                 owned = set(names)
@@ -155,12 +159,11 @@ class AsyncRegisters:
             " that is in flight"
         )
         missing = "wgmma.commit_group behind the MMA and a wgmma.wait_group that covers it"
-        hint = "ptxas inserts a wait here and serialises the MMAs"
+        hint = "" if severity == "advice" else "ptxas inserts a wait here and serialises the MMAs"
         where, other = self._program.where(decoded.index), self._program.where(mma)
         self.ledger.add(key, Finding(IN_FLIGHT, message, where, other, hint, missing, severity=severity))
 
-    def _unfenced(self, warp: int, mma: int, access: int, what: str) -> None:
-        severity = "advice" if access >= 0 and self._is_copy(access) else "error"
+    def _unfenced(self, warp: int, mma: int, access: int, what: str, severity: str = "error") -> None:
         key = (UNFENCED, mma, severity)
         if self.ledger.has(*key):
             return

@@ -121,14 +121,16 @@ def _make_bulk_load(decoded, bus):
     return handler
 
 
-@machine(
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [a], size:u32, [m]",
-    chapter=CHAPTER,
-    effects=(Effect("issue", "shared", "async"), Effect("read", "shared", "async"), Effect("write", "shared", "async"),
-             Effect("release", "mbarrier", "async")),
+_BETWEEN = (
+    Effect("issue", "shared", "async"), Effect("read", "shared", "async"), Effect("write", "shared", "async"),
+    Effect("release", "mbarrier", "async"),
 )  # fmt: skip
-def _bulk_shared(decoded, bus):
+
+
+def _make_bulk_shared(decoded, bus):
+    """From the CTA's shared memory to that of any CTA of the cluster: a copy, or a reduction into what is there."""
     publish, signal = AsyncAccess(decoded, bus), Signals(decoded, bus)
+    op, type_name = decoded.mods.get("op"), decoded.mods.get("type")
 
     def handler(lanes, mask, dst, src, size, barrier):
         cta = lanes.cta
@@ -140,9 +142,11 @@ def _bulk_shared(decoded, bus):
             def run(operation, home=homes[0], target=target, source=source, num_bytes=num_bytes, word=word):
                 home.shared.check_range(target, num_bytes)
                 cta.shared.check_range(source, num_bytes)
-                home.shared.data[target : target + num_bytes] = cta.shared.data[source : source + num_bytes].copy()
+                place = home.shared.data[target : target + num_bytes]
+                data = cta.shared.data[source : source + num_bytes].copy()
+                place[:] = data if op is None or not num_bytes else reduce_bytes(op, type_name, place, data)
                 publish(operation, "read", "shared", source, num_bytes)
-                publish(operation, "write", "shared", target, num_bytes, home)
+                publish(operation, "write" if op is None else "atomic", "shared", target, num_bytes, home)
                 signal(lanes, "complete_tx", (home, word), num_bytes, operation)
 
             details = {"shared": target, "source": source, "bytes": num_bytes, "mbarrier": word, "homes": homes}
@@ -150,6 +154,17 @@ def _bulk_shared(decoded, bus):
             cta.engines.issue(AsyncOperation("bulk_load", decoded, lanes, thread, run, (), details))
 
     return handler
+
+
+machine(
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [d], [a], size:u32, [m]",
+    chapter=CHAPTER, effects=_BETWEEN,
+)(_make_bulk_shared)  # fmt: skip
+machine(
+    "cp.reduce.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.<op>.<type> "
+    "[d], [a], size:u32, [m]",
+    chapter=CHAPTER, effects=_BETWEEN, op=REDUCE_OPS, type="b32 u32 s32 b64 u64 s64",
+)(_make_bulk_shared)  # fmt: skip
 
 
 @machine(

@@ -43,15 +43,16 @@ uint8_t* global_bytes(Cta& cta, uint64_t address, uint64_t size, bool is_write) 
 }  // namespace
 
 // Operands: destination, source, bytes, mbarrier, ranks of a multicast. aux: 0 whether the source is shared memory as
-// well, 1 whether it is a multicast.
+// well, 1 whether it is a multicast, 2 AtomicOp | AtomicType << 8, or -1 for a plain copy.
 Step op_bulk_load(Context& c) {
     Cta& cta = c.cta;
     const bool from_shared = c.inst.aux[0], spreads = c.inst.aux[1];
+    const int reduction = c.inst.aux[2];
     for_distinct(c, [&](int lane, const Operands& v) {
         const uint64_t source = from_shared ? shared_address(v[1]) : v[1], num_bytes = v[2];
         check_bulk(num_bytes, v[0], source);
         const Destinations to = destinations(cta, v[0], v[3], spreads ? int64_t(v[4]) : -1);
-        cta.engines.issue(Engine::bulk_load, c.thread(lane), [&cta, to, source, num_bytes, from_shared] {
+        cta.engines.issue(Engine::bulk_load, c.thread(lane), [&cta, to, source, num_bytes, from_shared, reduction] {
             for (int i = 0; i < to.count; ++i) to.homes[size_t(i)]->shared.check_range(to.target, num_bytes);
             const uint8_t* data = nullptr;
             if (from_shared) {
@@ -62,7 +63,11 @@ Step op_bulk_load(Context& c) {
             }
             for (int i = 0; i < to.count; ++i) {
                 Cta& home = *to.homes[size_t(i)];
-                if (num_bytes) std::memmove(home.shared.at(to.target), data, num_bytes);
+                uint8_t* place = home.shared.at(to.target);
+                if (num_bytes && reduction < 0) std::memmove(place, data, num_bytes);
+                if (num_bytes && reduction >= 0) {
+                    reduce_bytes(place, data, num_bytes, AtomicOp(reduction & 0xff), AtomicType(reduction >> 8));
+                }
                 home.shared.mbarrier(to.barrier).complete(int64_t(num_bytes));
                 home.progress += 1;
             }
