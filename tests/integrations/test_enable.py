@@ -194,11 +194,10 @@ def test_torch_s_own_order_does_not_come_back_at_the_first_choice_on_a_gpu(monke
 
     def as_torch() -> None:
         later.clear()
-        rest = [backend for backend in before if backend != SDPBackend.CUDNN_ATTENTION]
-        torch._C._set_sdp_priority_order([int(backend) for backend in (SDPBackend.CUDNN_ATTENTION, *rest)])
+        cudnn = SDPBackend.CUDNN_ATTENTION.value
+        torch._C._set_sdp_priority_order([cudnn, *(number for number in order if number != cudnn)])
 
     order = torch._C._get_sdp_priority_order()
-    before = _cur_sdpa_kernel_backends(with_priority=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "_lazy_call", lambda call: call() if is_used else later.append(call))
     monkeypatch.setattr(sdpa, "_make_torch_choose", as_torch)

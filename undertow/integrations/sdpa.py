@@ -107,7 +107,7 @@ def _settle() -> None:
 
 def _make_torch_choose() -> None:
     x = torch.empty((1, 1, 1, 64), dtype=torch.bfloat16, device="cuda")
-    torch._fused_sdp_choice(x, x, x)
+    torch.ops.aten._fused_sdp_choice(x, x, x)
 
 
 @dataclass(frozen=True)
