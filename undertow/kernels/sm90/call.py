@@ -17,7 +17,8 @@ from undertow.kernels.sm100.tensors import BackwardTensors, query_tiles
 from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
 
-SMALLEST_SCALE = 1e-20  # in size: the kernels divide LSE by it
+# In size, because the kernels divide LSE by it, and the terms hold 1e7 in f16. So in f16 |q.k| must stay below 6e6, too.
+SMALLEST_SCALES = {DType.BF16: 1e-20, DType.F16: 4e-6}
 
 __all__ = ["Variant", "arguments", "check_call", "numbers_of", "variant_named", "variant_of", "workspace_floats"]
 
@@ -85,8 +86,9 @@ def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, m
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """
-    if abs(settings.scale) < SMALLEST_SCALE:
+    smallest = SMALLEST_SCALES[variant.dtype]
+    if abs(settings.scale) < smallest:
         raise LaunchInputError(
-            f"softmax_scale={settings.scale}: the sm90 kernels divide by it; must be at least {SMALLEST_SCALE} in size"
+            f"softmax_scale={settings.scale}: the sm90 kernels divide by it; must be at least {smallest} in size"
         )
     return call.numbers_of(variant, tensors, settings, multiprocessors)  # type: ignore[arg-type]
