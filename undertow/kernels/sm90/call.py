@@ -17,7 +17,7 @@ from undertow.kernels.sm100.tensors import BackwardTensors, query_tiles
 from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
 
-# In size, because the kernels divide LSE by it, and the terms hold 1e7 in f16. So in f16 |q.k| must stay below 6e6, too.
+# In size: the kernels divide LSE by it, and the terms hold 1e7 in f16. So |q.k| must stay below 6e6 there, too.
 SMALLEST_SCALES = {DType.BF16: 1e-20, DType.F16: 4e-6}
 
 __all__ = ["Variant", "arguments", "check_call", "numbers_of", "variant_named", "variant_of", "workspace_floats"]
