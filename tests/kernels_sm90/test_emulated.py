@@ -36,6 +36,14 @@ def test_gradients_are_right(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [-0.3, 1e-5, 20.0])
+def test_scales_and_rows_that_see_nothing(scale, dtype):
+    batch = random_batch(Shape(1, 300, 200, 1, 1), 0, Scoring(causal=True, softmax_scale=scale), dtype=dtype)
+    assert complaints(batch, gradients(batch)) == []
+
+
+@pytest.mark.slow
 def test_fp16():
     batch = random_batch(Shape(1, 300, 200, 1, 1), 0, CAUSAL, dtype=torch.float16)
     assert complaints(batch, gradients(batch)) == []

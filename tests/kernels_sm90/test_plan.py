@@ -69,7 +69,7 @@ def test_refuses_a_softcap_by_name():
     with pytest.raises(PlanError, match="softcap"):
         plan(attention=Attention(softcap=True))
     with pytest.raises(LaunchInputError, match="softcap"):
-        call.variant_named("dense-softcap", DType.BF16, "split")
+        call.variant_named("dense-softcap", DType.BF16)
 
 
 def test_refuses_an_element_type():
@@ -77,8 +77,10 @@ def test_refuses_an_element_type():
         plan(DType.F32)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-21, -1e-21])
-def test_refuses_a_scale_that_lse_cannot_be_divided_by(scale):
-    variant = call.variant_named("dense", DType.BF16, "split")
+@pytest.mark.parametrize(
+    "dtype, scale", [(DType.BF16, 0.0), (DType.BF16, 1e-21), (DType.BF16, -1e-21), (DType.F16, 1e-6)]
+)
+def test_refuses_a_scale_that_lse_cannot_be_divided_by(dtype, scale):
+    variant = call.variant_named("dense", dtype)
     with pytest.raises(LaunchInputError, match="softmax_scale="):
         call.numbers_of(variant, None, Settings(softmax_scale=scale), 132)  # type: ignore[arg-type]
