@@ -12,7 +12,7 @@ from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, qu
 from undertow.plan.schema import DType
 
 ROW_TERMS_TILE = TILE_M * ROW_TERMS  # 16-bit elements
-# In size, because the kernels divide LSE by it, and the terms hold 1e7 in f16. So in f16 |q.k| must stay below 6e6, too.
+# In size: the kernels divide LSE by it, and terms of f16 hold 1e7. So in f16 |q.k| must stay below 6e6, too.
 LEAST_SCALE = {DType.BF16: 1e-20, DType.F16: 4e-6}
 
 
