@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 
+import pytest
 from hypothesis import settings
 
 # Emulated cases have no useful deadline. "proof" draws the same examples every time, so a red run is red again.
 settings.register_profile("proof", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "proof"))
+
+
+@pytest.fixture(autouse=True)
+def compiler_stays_as_it_is():
+    """quack, which flash-attn-4 imports, changes the compiler of its process: tests import it in another one."""
+    before = "quack" in sys.modules
+    yield
+    assert before or "quack" not in sys.modules, "this test has imported quack; the tests after it would fail"

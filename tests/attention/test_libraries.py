@@ -5,7 +5,6 @@ Neither runs without a GPU, so their functions are stood in for by the reference
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import replace
 from types import ModuleType
@@ -15,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.attention.places import inputs
+from tests.flash_attn_4.interface import signature
 from tests.kernels.packings import offsets
 from undertow.attention import (
     Choice,
@@ -62,7 +62,7 @@ def same_gradients(got: Gradients, want: Gradients) -> None:
 @pytest.fixture
 def flash_attn_4(monkeypatch):
     """A module with the signatures of the installed flash-attn-4, computing by the reference; `arity` of results."""
-    real = pytest.importorskip("flash_attn.cute.interface")
+    signatures = {name: signature(name) for name in ("_flash_attn_fwd", "_flash_attn_bwd")}
     module = ModuleType("stand-in")
     module.arity, module.asked = 5, []  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -76,7 +76,7 @@ def flash_attn_4(monkeypatch):
         )
 
     def forward(*arguments, **named):
-        given = inspect.signature(real._flash_attn_fwd).bind(*arguments, **named)
+        given = signatures["_flash_attn_fwd"].bind(*arguments, **named)
         given.apply_defaults()
         module.asked.append(given.arguments)  # pyright: ignore[reportAttributeAccessIssue]
         assert given.arguments["return_lse"]
@@ -88,7 +88,7 @@ def flash_attn_4(monkeypatch):
         return (out, lse, None, None, None)[: module.arity]  # pyright: ignore[reportAttributeAccessIssue]
 
     def backward(*arguments, **named):
-        given = inspect.signature(real._flash_attn_bwd).bind(*arguments, **named)
+        given = signatures["_flash_attn_bwd"].bind(*arguments, **named)
         given.apply_defaults()
         asked = given.arguments
         module.asked.append(asked)  # pyright: ignore[reportAttributeAccessIssue]
@@ -98,9 +98,7 @@ def flash_attn_4(monkeypatch):
 
     module._flash_attn_fwd, module._flash_attn_bwd = forward, backward  # pyright: ignore[reportAttributeAccessIssue]
     monkeypatch.setattr(libraries, "flash_attn_4_module", lambda: module)
-    parameters = {
-        name: frozenset(inspect.signature(getattr(real, name)).parameters) for name in vars(module) if "flash" in name
-    }
+    parameters = {name: frozenset(found.parameters) for name, found in signatures.items()}
     monkeypatch.setattr(libraries, "_parameters", parameters.__getitem__)
     return module
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import subprocess
+import sys
 from inspect import Parameter
 from types import ModuleType
 from typing import Any
@@ -12,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.flash_attn_4.interface import signature
 from tests.integrations.test_flash_operators import packed
 from undertow.attention import counts, dispatch
 from undertow.attention.dispatch import Choice
 from undertow.attention.problem import AttentionInputError, BackendError, Problem
 from undertow.inputs import Batch, Shape, complete, random_batch
-from undertow.integrations.flash_attn_4 import UNDERSTOOD, Options, Patch, patch, patch_fa4, unpatch_fa4
+from undertow.integrations.flash_attn_4 import UNDERSTOOD, Options, Patch, patch, unpatch_fa4
 from undertow.reference import DENSE, Gradients, Scoring
 from undertow.tolerance import sink_error, yardstick
 from undertow.verify import complaint
@@ -249,24 +253,14 @@ def test_a_function_without_the_arguments_we_need_is_refused():
         Patch(module, Options())
 
 
-@pytest.fixture(scope="module")
-def interface():
-    return pytest.importorskip("flash_attn.cute.interface", reason="flash-attn-4 is not installed")
+def test_the_installed_release_has_every_argument_that_we_read():
+    assert set(signature("_flash_attn_bwd").parameters) >= UNDERSTOOD
 
 
-def test_the_installed_release_has_every_argument_that_we_read(interface):
-    assert set(inspect.signature(interface._flash_attn_bwd).parameters) >= UNDERSTOOD
-
-
-def test_its_own_autograd_functions_call_ours(interface, monkeypatch):
-    """Their forward needs a GPU, so what it would have stored stands in for it; the rest is their code."""
-    batch = random_batch(Shape(1, 24, 24, 2, 1), scoring=Scoring(causal=True))
-    stored = batch.out.clone(), batch.lse.clone(), None, None, None
-    monkeypatch.setattr(interface, "_flash_attn_fwd", lambda *args, **kwargs: stored)
-    q, k, v = (x.detach().requires_grad_() for x in (batch.q, batch.k, batch.v))
-    with patch_fa4():
-        out, _ = interface.FlashAttnFunc.apply(q, k, v, None, None, None, True)
-        out.backward(batch.dout)
-    assert q.grad is not None and k.grad is not None and v.grad is not None
-    assert_right(batch, (q.grad, k.grad, v.grad))
-    assert counts() == {"reference": 1}
+def test_its_own_autograd_functions_call_ours():
+    signature("_flash_attn_fwd")  # skips if it is not installed
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integrations.flash_attn_4_process"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"reference": 1}

@@ -12,6 +12,7 @@ from typing import Any
 
 from undertow import cache
 from undertow.kernels.compile import FUNCTION, OBJECT, CompileError, compile_object, object_key
+from undertow.runtime import apart
 from undertow.runtime.architectures import Architecture
 
 _LOG = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ def precompile(architecture: Architecture, variant: Any) -> cache.Entry:
 
     Raises: CompileError, CacheError.
     """
+    if apart.is_patched() and not is_compiled(architecture, variant):
+        return apart.precompile_apart(architecture, variant)
     name = _name(architecture, variant)
     return compile_object(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
 
