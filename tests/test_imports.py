@@ -46,6 +46,8 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"", "attention", "kernels", "reference", "runtime", "sweep", "tolerance"},
         {"matplotlib", "torch"},
     ),
+    "timing": ({"cache", "cases", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
+    "timeline": ({"cases", "emulator", "plan", "timing"}, {"numpy", "perfetto"}),
     "pool": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
