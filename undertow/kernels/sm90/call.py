@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undertow.kernels.sm90.launch import planned
+from undertow.kernels.sm90.launch import planned, scalars_of
 from undertow.kernels.sm90.plan import WARPGROUPS
 from undertow.kernels.sm90.tensors import ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
@@ -83,5 +83,6 @@ def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, m
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """
+    del multiprocessors  # every tile has a CTA, as on SM100
     check_scale(settings.scale, variant.dtype)
-    return call.numbers_of(variant, tensors, settings, multiprocessors)  # type: ignore[arg-type]
+    return scalars_of(variant.attention, tensors, settings)
