@@ -65,15 +65,15 @@ def _add_in_turn(c: ReduceContext):
     for trip in cutlass.range(c.work.trips, unroll=1):
         while passed != rank:
             passed = _passed(turn)
-        sync_of(c.plan, "dq_full", c.owner)
         with cute.arch.elect_one():
             cute.arch.fence_proxy("async.global")  # between the turn and an operation of the async proxy
-        _add(c, head, tile)
-        own = turn
-        head, tile = c.work.after(head, tile)
+        own, own_head, own_tile = turn, head, tile
         if trip + 1 < c.work.trips:
+            head, tile = c.work.after(head, tile)
             turn, rank = _turn(c, head, tile), _rank(c, tile)
-            passed = _passed(turn)  # while the share is being read
+        sync_of(c.plan, "dq_full", c.owner)
+        _add(c, own_head, own_tile)
+        passed = _passed(turn)  # while the share is being read
         _have_been_read(c, trip)
         _pass_turn(own)
 
