@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from undertow.kernels.sm90.launch import planned
+from undertow.kernels.sm90.launch import numbers, planned
 from undertow.kernels.sm90.plan import WARPGROUPS
 from undertow.kernels.sm90.tensors import ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
@@ -79,9 +79,9 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
 
 
 def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.Scalars`; what the kernels divide by, `entry` derives.
+    """The run-time numbers of a call, in the order of `work.ShareScalars`; what the kernels divide by, `entry` derives.
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """
     check_scale(settings.scale, variant.dtype)
-    return call.numbers_of(variant, tensors, settings, multiprocessors)  # type: ignore[arg-type]
+    return numbers(variant.attention, tensors, settings, multiprocessors)

@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from undertow.kernels.sm90.work import Share
 from undertow.kernels.sm100.bind import Channels, SharedMemory
 from undertow.kernels.sm100.context import TensorMaps
-from undertow.kernels.sm100.work import Work
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,22 @@ class LoadContext:
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
-    work: Work
+    share: Share
     maps: TensorMaps
     mTerms: cute.Tensor
+
+
+@dataclass(frozen=True)
+class EpilogueContext:
+    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role."""
+
+    plan: cutlass.Constexpr
+    smem: SharedMemory
+    owner: Int32
+    thread: Int32
+    mdK: cute.Tensor
+    mdV: cute.Tensor
+    softmax_scale: Float32
 
 
 @dataclass(frozen=True)
@@ -35,22 +48,9 @@ class ComputeContext:
     smem: SharedMemory
     owner: Int32
     thread: Int32
-    work: Work
+    share: Share
+    leaving: EpilogueContext
     scale_log2: Float32
-
-
-@dataclass(frozen=True)
-class EpilogueContext:
-    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role."""
-
-    plan: cutlass.Constexpr
-    smem: SharedMemory
-    owner: Int32
-    thread: Int32
-    work: Work
-    mdK: cute.Tensor
-    mdV: cute.Tensor
-    softmax_scale: Float32
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,4 @@ class ReduceContext:
     owner: Int32
     mdQ_accumulator: cute.Tensor
     mTurns: Any
-    work: Work
+    share: Share

@@ -12,11 +12,11 @@ from cutlass import Constexpr, Float32, Int32, Int64
 from undertow.kernels.sm90 import kernel, postprocess, preprocess
 from undertow.kernels.sm90.call import Variant
 from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M, WARPGROUPS
+from undertow.kernels.sm90.work import ShareScalars, any_scalars
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES, VECTOR_BYTES
 from undertow.kernels.sm100.entry import Reads, Writes, arguments, batched, buffer, query_side, query_tiles, tiles_of
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.kernels.sm100.preprocess import WARPS
-from undertow.kernels.sm100.work import Scalars
 
 
 def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
@@ -24,7 +24,7 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     kernel.set_name(variant.plan)
     preprocess.set_name()
     postprocess.set_name()
-    return backward_pass, (variant, *arguments(variant))
+    return backward_pass, (variant, *arguments(variant, any_scalars()))
 
 
 @cute.jit
@@ -33,7 +33,7 @@ def backward_pass(
     workspace: cute.Tensor,
     reads: Reads,
     writes: Writes,
-    scalars: Scalars,
+    scalars: ShareScalars,
     stream: Any,
 ):
     """Launch the three kernels. There must be a query row and a key."""

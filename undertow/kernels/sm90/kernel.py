@@ -1,4 +1,4 @@
-"""The main kernel: one CTA per key/value tile and head of a batch, 12 warps in roles, a loop over query tiles.
+"""The main kernel: one CTA per share of the key/value tiles, 12 warps in roles, a loop over their query tiles.
 
 This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
 """
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.arguments import row_terms_argument
 from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
 from undertow.kernels.sm90.roles.compute import compute
-from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
 from undertow.kernels.sm90.roles.load import load
 from undertow.kernels.sm90.roles.reduce import reduce
+from undertow.kernels.sm90.work import ShareScalars, any_scalars, num_items, share
 from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
@@ -32,11 +32,8 @@ from undertow.kernels.sm100.bind import (
 )
 from undertow.kernels.sm100.context import TensorMaps
 from undertow.kernels.sm100.kernel import Inputs, Outputs, tensor_map
-from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
-from undertow.plan.grid import Grid
+from undertow.kernels.sm100.work import Packings
 from undertow.plan.schema import Plan
-
-SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
 
 
 @dataclass(frozen=True)
@@ -81,14 +78,14 @@ def backward(
     inputs: Inputs,
     work: Workspaces,
     outputs: Outputs,
-    scalars: Scalars,
+    scalars: ShareScalars,
     packings: Packings | None,
 ):
-    """Launch one CTA per key/value tile, key/value head and batch, on the default stream."""
+    """Launch one CTA per share of the key/value tiles, on the default stream."""
     backward_on(plan, (inputs, work, outputs), scalars, packings, ())
 
 
-def backward_on(plan: Plan, tensors: Any, scalars: Scalars, packings: Packings | None, stream: Any) -> None:
+def backward_on(plan: Plan, tensors: Any, scalars: ShareScalars, packings: Packings | None, stream: Any) -> None:
     """The same on a stream."""
     inputs, work, outputs = tensors
     maps = TensorMaps(
@@ -97,9 +94,8 @@ def backward_on(plan: Plan, tensors: Any, scalars: Scalars, packings: Packings |
         tensor_map(plan, "sV", inputs.mV),
         tensor_map(plan, "sdO", inputs.mdO),
     )
-    batch, seqlen_k, kv_heads, _ = inputs.mK.shape
     backward_kernel(plan, maps, work, outputs, scalars, packings).launch(
-        grid=(Grid(kv_tiles(plan, seqlen_k, packings), kv_heads, batch).num_ctas, 1, 1),
+        grid=(cute.ceil_div(num_items(plan, inputs.mK, packings), scalars.items_per_cta), 1, 1),
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
         min_blocks_per_mp=1,
@@ -113,35 +109,27 @@ def backward_kernel(
     maps: TensorMaps,
     buffers: Workspaces,
     outputs: Outputs,
-    scalars: Scalars,
+    scalars: ShareScalars,
     packings: Packings | None,
 ):
     """Set up barriers, run the roles."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
     set_up(smem, maps, warp)
-    work = cta_work(plan, scalars, outputs.mdK, buffers.mTerms.shape[1], packings)
+    mine = share(plan, scalars, outputs.mdK, buffers.mTerms.shape[1], packings)
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
-        leaving = EpilogueContext(plan, smem, owner, thread, work, outputs.mdK, outputs.mdV, scalars.softmax_scale)
-        if work.trips > 0:
-            dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
-            compute(
-                ComputeContext(plan, channels(smem, "compute"), smem, owner, thread, work, scalars.softmax_scale_log2),
-                dv,
-                dk,
-            )
-            epilogue(leaving, dv, dk)
-        else:
-            write_zeros(leaving)
+        leaving = EpilogueContext(plan, smem, owner, thread, outputs.mdK, outputs.mdV, scalars.softmax_scale)
+        pipelines, scale = channels(smem, "compute"), scalars.softmax_scale_log2
+        compute(ComputeContext(plan, pipelines, smem, owner, thread, mine, leaving, scale))
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
-            load(LoadContext(plan, channels(smem, "load"), smem, work, maps, buffers.mTerms))
+            load(LoadContext(plan, channels(smem, "load"), smem, mine, maps, buffers.mTerms))
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start
-            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, work))
+            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, mine))
 
 
 @cute.jit

@@ -28,6 +28,7 @@ WARPGROUP_THREADS = 128
 LOAD_STAGES = 2
 ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
 TERM_UNITS = {DType.BF16: 1.0, DType.F16: 64.0}  # what a term counts; the exponents of f16 reach only so far
+K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
 
 # Registers: 2 x 128 threads of 240 and 128 of 24 are 64512 of the 65536 of an SM.
@@ -47,8 +48,6 @@ BARRIERS = (
     NamedBarrier("dq_full1", ("compute", "reduce"), "warpgroup 1 has staged its dQ", threads=STAGING_THREADS),
     NamedBarrier("dq_empty0", ("compute", "reduce"), "the bulk add has read that of 0", threads=STAGING_THREADS),
     NamedBarrier("dq_empty1", ("compute", "reduce"), "the bulk add has read that of 1", threads=STAGING_THREADS),
-    NamedBarrier("own0", ("compute",), "among the warps of warpgroup 0", threads=WARPGROUP_THREADS),
-    NamedBarrier("own1", ("compute",), "among the warps of warpgroup 1", threads=WARPGROUP_THREADS),
 )
 
 PIPELINES = (
@@ -58,7 +57,6 @@ PIPELINES = (
         "compute",
         ("sQ", "sRow"),
         stages=LOAD_STAGES,
-        first_also=("sK",),
         why="S, dP and dK have read Q and the row terms",
     ),
     Pipeline(
@@ -67,10 +65,19 @@ PIPELINES = (
         "compute",
         ("sdO",),
         stages=LOAD_STAGES,
-        first_also=("sV",),
         why="dP and dV have read dO",
     ),
+    Pipeline(
+        "load_compute_k",
+        "load",
+        "compute",
+        ("sK",),
+        stages=K_STAGES,
+        why="the last dQ of the key/value tile has read K",
+    ),
+    Pipeline("load_compute_v", "load", "compute", ("sV",), why="the last dP of the key/value tile has read V"),
 )
+OF_ITEMS = ("load_compute_k", "load_compute_v")  # these count key/value tiles, the others query tiles
 
 
 def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
@@ -108,7 +115,7 @@ def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
     return (
         SmemRegion("sRow", TILE_M, ROW_TERMS, dtype, stages=LOAD_STAGES),
         SmemRegion("sQ", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
-        SmemRegion("sK", TILE_N, HEAD_DIM, dtype),
+        SmemRegion("sK", TILE_N, HEAD_DIM, dtype, stages=K_STAGES),
         SmemRegion("sV", TILE_N, HEAD_DIM, dtype),
         SmemRegion("sdO", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sdS", TILE_N, TILE_M, dtype, stages=DS_STAGES),
@@ -117,23 +124,34 @@ def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
 
 
 def load_program() -> tuple[Step, ...]:
-    """One tile of the load warp; K travels with the first Q and V with the first dO."""
+    """One tile of the load warp, K and V only with the first of a key/value tile; V is released last."""
     return (
         Wait("load_compute_q", "empty", -LOAD_STAGES),
         Copy("sQ", "load_compute_q"),
         Copy("sRow", "load_compute_q"),
         Wait("load_compute_do", "empty", -LOAD_STAGES),
         Copy("sdO", "load_compute_do"),
+        Wait("load_compute_k", "empty", -K_STAGES),
+        Copy("sK", "load_compute_k"),
+        Wait("load_compute_v", "empty", -1),
+        Copy("sV", "load_compute_v"),
     )
 
 
 def compute_program() -> tuple[Step, ...]:
-    """The pipeline steps of a compute warp in one burst: dV and dK of t, S and dP of the next tile."""
+    """The pipeline steps of a compute warp in one burst: dQ, dV and dK of t, S and dP of the next tile.
+
+    K and V change where the next tile is the first of a key/value tile.
+    """
     return (
+        Signal("load_compute_k", "empty"),
+        Wait("load_compute_k", "full", 1),
         Wait("load_compute_q", "full", 1),
-        Signal("load_compute_q", "empty"),
-        Wait("load_compute_do", "full", 1),
         Signal("load_compute_do", "empty"),
+        Signal("load_compute_q", "empty"),
+        Wait("load_compute_v", "full", 1),
+        Wait("load_compute_do", "full", 1),
+        Signal("load_compute_v", "empty"),
     )
 
 

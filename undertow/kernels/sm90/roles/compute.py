@@ -23,9 +23,11 @@ from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ComputeContext
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
 from undertow.kernels.sm90.instructions import store_matrices
-from undertow.kernels.sm90.plan import DS_STAGES, LOAD_STAGES, WARPGROUP_ROWS, WARPGROUP_THREADS
+from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_ROWS, WARPGROUP_THREADS
+from undertow.kernels.sm90.roles.epilogue import Keys, epilogue, keys_of, write_zeros
 from undertow.kernels.sm90.softmax import bounded, masked, packed_pairs, probabilities
 from undertow.kernels.sm100.instructions import store_vector
+from undertow.kernels.sm100.work import Work
 from undertow.plan.tiles import Span
 
 CHUNK = 16  # registers of an accumulator that are worked on together: 32 query columns
@@ -33,7 +35,8 @@ EARLY_CHUNKS = 2  # of P, while dP is still being computed
 VECTOR_BYTES = 16
 PANEL_BYTES = 128 * 128  # of sdS: 64 query columns of all keys
 LSE, D = 0, 1  # the numbers of a row, as `plan.row_term_index` counts them
-Q, DO = "load_compute_q", "load_compute_do"
+Q, DO, K, V = "load_compute_q", "load_compute_do", "load_compute_k", "load_compute_v"
+SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
 
 
 @dataclass(frozen=True)
@@ -46,85 +49,174 @@ class Registers:
     dk: cute.Tensor
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where a warpgroup is. Query tiles (trips) and items are counted from the CTA's first.
+
+    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: whose dV and dK there are.
+    """
+
+    trip: Int32
+    item: Int32
+    k_before: Int32
+    k_earlier: Int32
+    sums: Keys
+
+
+@dataclass(frozen=True)
+class Item:
+    """A key/value tile that is worked on. start, last: its first and last trip. number: among those of the CTA."""
+
+    work: Work
+    start: Int32
+    last: Int32
+    number: Int32
+
+
 @cute.jit
-def compute(c: ComputeContext, dv: cute.Tensor, dk: cute.Tensor):
-    """Process all query tiles in order; leaves the warpgroup's part of dV and of dK without its scale."""
+def compute(c: ComputeContext):
+    """Process all query tiles of all items in order, and write the dV and dK of each."""
     g = gemms(c.smem, c.owner)
+    dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
     r = Registers(g.dv.operand(c.plan), g.dk.operand(c.plan), dv, dk)
+    dv.fill(0.0)
+    dk.fill(0.0)
+    for operand in (r.p, r.ds):
+        words(operand).fill(0)
+    trip, item, k_before, k_earlier = (Int32(0) for _ in range(4))
+    sums = keys_of(c.plan, c.share.work(c.share.first))
+    for number in cutlass.range(c.share.first, c.share.end, unroll=1):
+        work = c.share.work(number)
+        if work.trips > 0:
+            at = Progress(trip, item, k_before, k_earlier, sums)
+            _item(c, g, r, work, at)
+            k_earlier = Int32(cutlass.select_(work.trips > 1, item % K_STAGES, k_before))
+            k_before = item % K_STAGES
+            trip += work.trips
+            item += 1
+            sums = keys_of(c.plan, work)
+        else:
+            write_zeros(c.leaving, keys_of(c.plan, work))
+    if trip > 0:
+        _last_burst(c, g, r, Progress(trip, item, k_before, k_earlier, sums))
+        epilogue(c.leaving, sums, (trip % DS_STAGES, r.dv, r.dk))
+
+
+@cute.jit
+def _item(c: ComputeContext, g: Gemms, r: Registers, work: Work, at: Progress):
+    """S and dP of all query tiles of an item and their softmax; dQ, dV and dK of all but the last.
+
+    The first two tiles take the loop with masks, whose body alone knows that K, V and the sums change.
+    """
+    trip, k_before, k_earlier = at.trip, at.k_before, at.k_earlier
+    item = Item(work, trip, trip + work.trips - 1, at.item)
+    if at.trip == 0:
+        _first_tile(c, g, r, item)
+        trip += 1
+    plain = _unmasked(c, work)
+    for head in cutlass.range(work.group, unroll=1):
+        first = work.first_tile + Int32((head == 0) & (at.trip == 0))
+        new = cutlass.max(item.start + 2 - trip, 0)
+        unmasked = cutlass.max(cutlass.min(first + new, work.end_tile), plain.first)
+        for tile in cutlass.range(first, unmasked, unroll=1):
+            now = Progress(trip, at.item, k_before, k_earlier, at.sums)
+            _next_tile(c, g, r, item, (now, tile), True)
+            k_earlier = k_before
+            k_before = at.item % K_STAGES
+            trip += 1
+        for tile in cutlass.range(unmasked, plain.end, unroll=1):
+            _next_tile(c, g, r, item, (Progress(trip, *[at.item % K_STAGES] * 3, at.sums), tile), False)
+            trip += 1
+        if cutlass.const_expr(c.plan.attention.left):
+            for tile in cutlass.range(cutlass.max(unmasked, plain.end), work.end_tile, unroll=1):
+                now = Progress(trip, at.item, k_before, k_earlier, at.sums)
+                _next_tile(c, g, r, item, (now, tile), True)
+                k_earlier = k_before
+                k_before = at.item % K_STAGES
+                trip += 1
+
+
+def _unmasked(c: ComputeContext, work: Work) -> Span:
+    """The query tiles that need no mask; none where the item has keys that do not exist, which are masked too."""
+    is_whole = (work.kv_tile + 1) * c.plan.tile_n <= work.k.used
+    first, end = work.first_unmasked, work.end_unmasked
+    return Span(*(Int32(cutlass.select_(is_whole, bound, work.end_tile)) for bound in (first, end)))
+
+
+@cute.jit
+def _first_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item):
+    """S and dP of the CTA's first tile, and its softmax."""
     _clear_late_tile(c)
     if c.owner == 1:
         arrive_of(c.plan, "turn", 1 - c.owner)
-    _first_tile(c, g, r)
-    trip = Int32(1)
-    plain = _unmasked(c)
-    for head in cutlass.range(c.work.group, unroll=1):
-        first = c.work.first_tile + Int32(head == 0)
-        unmasked = cutlass.max(first, plain.first)
-        for tile in cutlass.range(first, unmasked, unroll=1):
-            _next_tile(c, g, r, (trip, tile), True)
-            trip += 1
-        for tile in cutlass.range(unmasked, plain.end, unroll=1):
-            _next_tile(c, g, r, (trip, tile), False)
-            trip += 1
-        if cutlass.const_expr(c.plan.attention.left):
-            for tile in cutlass.range(cutlass.max(unmasked, plain.end), c.work.end_tile, unroll=1):
-                _next_tile(c, g, r, (trip, tile), True)
-                trip += 1
-    _last_burst(c, g, r, trip)
-
-
-def _unmasked(c: ComputeContext) -> Span:
-    """The query tiles that need no mask; none where the CTA has keys that do not exist, which are masked too."""
-    is_whole = (c.work.kv_tile + 1) * c.plan.tile_n <= c.work.k.used
-    first, end = c.work.first_unmasked, c.work.end_unmasked
-    return Span(*(Int32(cutlass.select_(is_whole, bound, c.work.end_tile)) for bound in (first, end)))
-
-
-@cute.jit
-def _first_tile(c: ComputeContext, g: Gemms, r: Registers):
-    """S and dP of the first tile, and its softmax."""
-    r.dv.fill(0.0)
-    r.dk.fill(0.0)
     s, dp = g.s.accumulator(), g.dp.accumulator()
+    c.channels[K].wait("full", 0)
     c.channels[Q].wait("full", 0)
     g.s.issue(s, 0, 0, False, add_number(g, c.plan, LSE))
+    c.channels[V].wait("full", 0)
     c.channels[DO].wait("full", 0)
     g.dp.issue(dp, 0, 0, False, add_number(g, c.plan, D))
-    _softmax(c, r, (s, dp), (Int32(0), c.work.first_tile), True)
+    _softmax(c, r, item, (s, dp), (Int32(0), item.work.first_tile), True)
 
 
 @cute.jit
-def _next_tile(c: ComputeContext, g: Gemms, r: Registers, at: tuple[Int32, Int32], is_masked: Constexpr):
-    """The burst of the tile before, and the softmax of this one. at: trip and query tile."""
-    trip, _ = at
+def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[Progress, Int32], is_special: Constexpr):
+    """The burst of the tile before, and the softmax of this one. at: progress and query tile.
+
+    is_special: the tile may be one of the first two of its item, and may need a mask.
+    """
+    now, tile = at
+    trip = now.trip
     slot, before = trip % LOAD_STAGES, (trip - 1) % LOAD_STAGES
     s, dp, dq = g.s.accumulator(), g.dp.accumulator(), g.dq.accumulator()
+    k = item.number % K_STAGES
+    k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before)) if is_special else k
     sync_of(c.plan, "turn", c.owner)
-    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, 0, False)
+    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
     g.dv.issue(r.dv, r.p, before, True)
     warpgroup.wait_group(1)
+    if cutlass.const_expr(is_special):
+        _release_k(c, k_due, Int32(cutlass.select_(c.owner == 0, now.k_before, k)))
     _stage_dq(c, dq)
     g.dk.issue(r.dk, r.ds, before, True)
+    if cutlass.const_expr(is_special):
+        c.channels[K].wait("full", item.number)
     c.channels[Q].wait("full", trip)
     warpgroup.wait_group(1)
-    g.s.issue(s, 0, slot, False, add_number(g, c.plan, LSE))
+    g.s.issue(s, k, slot, False, add_number(g, c.plan, LSE))
     c.channels[DO].arrive("empty", trip - 1)
     warpgroup.wait_group(1)
     c.channels[Q].arrive("empty", trip - 1)
+    if cutlass.const_expr(is_special):
+        c.channels[V].wait("full", item.number)
     c.channels[DO].wait("full", trip)
     g.dp.issue(dp, 0, slot, False, add_number(g, c.plan, D))
     arrive_of(c.plan, "turn", 1 - c.owner)
     _hand_over_dq(c)
-    _softmax(c, r, (s, dp), at, is_masked)
+    if cutlass.const_expr(is_special):
+        if trip == item.start:
+            epilogue(c.leaving, now.sums, (trip % DS_STAGES, r.dv, r.dk))
+            r.dv.fill(0.0)
+            r.dk.fill(0.0)
+    _softmax(c, r, item, (s, dp), (trip, tile), is_special)
 
 
 @cute.jit
-def _last_burst(c: ComputeContext, g: Gemms, r: Registers, trip: Int32):
+def _release_k(c: ComputeContext, due: Int32, following: Int32):
+    """Hand K back if the dQ that is complete was the last of its item: the next one is of another stage."""
+    if due != following:
+        c.channels[K].arrive("empty", due)
+
+
+@cute.jit
+def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
     """What is left when there is no next tile; warpgroup 0 has one more dQ than that."""
+    trip = now.trip
     before = (trip - 1) % LOAD_STAGES
     dq = g.dq.accumulator()
     sync_of(c.plan, "turn", c.owner)
-    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, 0, False)
+    k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before))
+    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
     g.dv.issue(r.dv, r.p, before, True)
     g.dk.issue(r.dk, r.ds, before, True)
     warpgroup.wait_group(2)
@@ -135,13 +227,13 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, trip: Int32):
     if c.owner == 0:
         sync_of(c.plan, "turn", c.owner)
         late = g.dq.accumulator()
-        g.dq.issue(late, (trip - 1) % DS_STAGES, 0, False)
+        g.dq.issue(late, (trip - 1) % DS_STAGES, now.k_before, False)
         warpgroup.wait_group(0)
         _stage_dq(c, late)
         _hand_over_dq(c)
 
 
-def _softmax(c: ComputeContext, r: Registers, of: tuple, at: tuple[Int32, Int32], is_masked: bool) -> None:
+def _softmax(c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[Int32, Int32], is_masked: bool) -> None:
     """P and dS of a tile, into registers for dV and dK and into sdS for dQ. of: S and dP in flight; at: trip, tile."""
     (s, dp), (trip, tile) = of, at
     p, ds = words(r.p), words(r.ds)
@@ -152,12 +244,13 @@ def _softmax(c: ComputeContext, r: Registers, of: tuple, at: tuple[Int32, Int32]
     for number, start in enumerate(chunks, start=1):
         exponents = [s[register] * c.scale_log2 for register in range(start, start + CHUNK)]
         if is_masked:
-            exponents = masked(bounded(exponents), start, _seen(c, tile))
+            exponents = masked(bounded(exponents), start, _seen(c, item.work, tile))
         weights[start] = probabilities(exponents)
         for index, word in enumerate(packed_pairs(weights[start], c.plan.dtype)):
             p[start // 2 + index] = word
         if number == EARLY_CHUNKS:
             warpgroup.wait_group(0)
+            _release_v(c, item, trip)
     for start in chunks:
         new = packed_pairs([p * dp[start + index] for index, p in enumerate(weights[start])], c.plan.dtype)
         for index, word in enumerate(new):
@@ -168,11 +261,18 @@ def _softmax(c: ComputeContext, r: Registers, of: tuple, at: tuple[Int32, Int32]
     cute.arch.fence_view_async_shared()
 
 
-def _seen(c: ComputeContext, tile: Int32) -> tuple[Int32 | None, Int32 | None]:
+@cute.jit
+def _release_v(c: ComputeContext, item: Item, trip: Int32):
+    """Hand V back after the last dP of the item."""
+    if trip == item.last:
+        c.channels[V].arrive("empty", item.number)
+
+
+def _seen(c: ComputeContext, work: Work, tile: Int32) -> tuple[Int32 | None, Int32 | None]:
     """The columns of a query tile that see the thread's first key, counted from its first column."""
     row = c.owner * WARPGROUP_ROWS + c.thread // 32 * 16 + c.thread % 32 // 4
     first_column = tile * c.plan.tile_m + c.thread % 4 * 2
-    first, end = c.work.tiling.rows_that_see(c.work.kv_tile * c.plan.tile_n + row)
+    first, end = work.tiling.rows_that_see(work.kv_tile * c.plan.tile_n + row)
     return None if first is None else first - first_column, None if end is None else end - first_column
 
 

@@ -17,6 +17,7 @@ from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ReduceContext
 from undertow.kernels.sm90.plan import WARPGROUPS
 from undertow.kernels.sm100.instructions import bulk_reduce_add
+from undertow.kernels.sm100.work import Work
 
 
 @cute.jit
@@ -25,32 +26,34 @@ def reduce(c: ReduceContext):
 
     Warpgroup 0 is one tile late: what it stages in its first burst is no tile's.
     """
-    head, tile = Int32(0), c.work.first_tile
-    if c.work.trips > 0:
-        arrive_of(c.plan, "dq_empty", c.owner)
-        if c.owner == 0:
-            sync_of(c.plan, "dq_full", c.owner)
-            arrive_of(c.plan, "dq_empty", c.owner)
-        for trip in cutlass.range(c.work.trips, unroll=1):
-            if cutlass.const_expr(c.plan.attention.deterministic):
-                _take_turn(c, head, tile)  # while the share is being computed
-            sync_of(c.plan, "dq_full", c.owner)
-            _add(c, head, tile)
-            if trip + 1 < c.work.trips:
+    is_fresh = Int32(1)
+    for number in cutlass.range(c.share.first, c.share.end, unroll=1):
+        work = c.share.work(number)
+        if work.trips > 0:
+            if (is_fresh == 1) & (c.owner == 0):
                 arrive_of(c.plan, "dq_empty", c.owner)
-            if cutlass.const_expr(c.plan.attention.deterministic):
-                _pass_turn(c, head, tile)
-            head, tile = c.work.after(head, tile)
-        with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_wait_group(0)
+                sync_of(c.plan, "dq_full", c.owner)
+            is_fresh = Int32(0)
+            head, tile = Int32(0), work.first_tile
+            for _ in cutlass.range(work.trips, unroll=1):
+                arrive_of(c.plan, "dq_empty", c.owner)
+                if cutlass.const_expr(c.plan.attention.deterministic):
+                    _take_turn(c, work, head, tile)  # while the share is being computed
+                sync_of(c.plan, "dq_full", c.owner)
+                _add(c, work, head, tile)
+                if cutlass.const_expr(c.plan.attention.deterministic):
+                    _pass_turn(c, work, head, tile)
+                head, tile = work.after(head, tile)
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0)
 
 
 @cute.jit
-def _add(c: ReduceContext, head: Int32, tile: Int32):
+def _add(c: ReduceContext, work: Work, head: Int32, tile: Int32):
     """Add the staged share to the accumulator, and wait until it has been read."""
     region = c.plan.smem_region("sdQ")
     share = region.rows * region.columns
-    sums = c.mdQ_accumulator[c.work.batch, c.work.query_head(head), Int64(c.work.workspace_tile + tile), None]
+    sums = c.mdQ_accumulator[work.batch, work.query_head(head), Int64(work.workspace_tile + tile), None]
     with cute.arch.elect_one():
         bulk_reduce_add(sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
         cute.arch.cp_async_bulk_commit_group()
@@ -58,11 +61,11 @@ def _add(c: ReduceContext, head: Int32, tile: Int32):
 
 
 @cute.jit
-def _take_turn(c: ReduceContext, head: Int32, tile: Int32):
+def _take_turn(c: ReduceContext, work: Work, head: Int32, tile: Int32):
     """Wait until as many CTAs as come before this one have added to the share."""
     with cute.arch.elect_one():
-        rank = c.work.tiling.rank(c.work.kv_tile, tile, c.plan.attention.descending)
-        turn = _turn(c, head, tile)
+        rank = work.tiling.rank(work.kv_tile, tile, c.plan.attention.descending)
+        turn = _turn(c, work, head, tile)
         passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
         while passed != rank:
             passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
@@ -70,15 +73,15 @@ def _take_turn(c: ReduceContext, head: Int32, tile: Int32):
 
 
 @cute.jit
-def _pass_turn(c: ReduceContext, head: Int32, tile: Int32):
+def _pass_turn(c: ReduceContext, work: Work, head: Int32, tile: Int32):
     """Add one to the turns, once the sums have reached global memory: that they have been read is not enough."""
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
-        cute.arch.red(_turn(c, head, tile), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
+        cute.arch.red(_turn(c, work, head, tile), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
 
 
-def _turn(c: ReduceContext, head: Int32, tile: Int32) -> cute.Pointer:
+def _turn(c: ReduceContext, work: Work, head: Int32, tile: Int32) -> cute.Pointer:
     """Where the turns of a share are counted."""
-    turns = c.mTurns[c.work.batch, c.work.query_head(head), None]
-    return turns.iterator + (c.work.workspace_tile + tile) * WARPGROUPS + c.owner
+    turns = c.mTurns[work.batch, work.query_head(head), None]
+    return turns.iterator + (work.workspace_tile + tile) * WARPGROUPS + c.owner
