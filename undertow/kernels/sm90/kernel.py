@@ -115,8 +115,8 @@ def backward_kernel(
     """Set up barriers, run the roles."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
+    mine = share(smem, scalars, (outputs.mdK, buffers.mTerms.shape[1]), packings)
     set_up(smem, maps, warp)
-    mine = share(plan, scalars, outputs.mdK, buffers.mTerms.shape[1], packings)
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()

@@ -29,6 +29,8 @@ LOAD_STAGES = 2
 ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
 TERM_UNITS = {DType.BF16: 1.0, DType.F16: 64.0}  # what a term counts; the exponents of f16 reach only so far
 K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
+MOST_ITEMS = 64  # key/value tiles of a CTA
+ITEM_WORDS = 16  # 32-bit words that say what an item is
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
 
 # Registers: 2 x 128 threads of 240 and 128 of 24 are 64512 of the 65536 of an SM.
@@ -120,6 +122,7 @@ def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
         SmemRegion("sdO", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sdS", TILE_N, TILE_M, dtype, stages=DS_STAGES),
         SmemRegion("sdQ", WARPGROUP_ROWS, HEAD_DIM, DType.F32, stages=WARPGROUPS),
+        SmemRegion("sItems", MOST_ITEMS, ITEM_WORDS, DType.F32),
     )
 
 

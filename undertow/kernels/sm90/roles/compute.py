@@ -24,7 +24,7 @@ from undertow.kernels.sm90.context import ComputeContext
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
 from undertow.kernels.sm90.instructions import store_matrices
 from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_ROWS, WARPGROUP_THREADS
-from undertow.kernels.sm90.roles.epilogue import Keys, epilogue, keys_of, write_zeros
+from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of, write_zeros
 from undertow.kernels.sm90.softmax import bounded, masked, packed_pairs, probabilities
 from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm100.work import Work
@@ -53,14 +53,15 @@ class Registers:
 class Progress:
     """Where a warpgroup is. Query tiles (trips) and items are counted from the CTA's first.
 
-    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: whose dV and dK there are.
+    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: the item, counted with
+    those that are empty, whose dV and dK there are.
     """
 
     trip: Int32
     item: Int32
     k_before: Int32
     k_earlier: Int32
-    sums: Keys
+    sums: Int32
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def compute(c: ComputeContext):
     for operand in (r.p, r.ds):
         words(operand).fill(0)
     trip, item, k_before, k_earlier = (Int32(0) for _ in range(4))
-    sums = keys_of(c.plan, c.share.work(c.share.first))
-    for number in cutlass.range(c.share.first, c.share.end, unroll=1):
+    sums = Int32(0)
+    for number in cutlass.range(c.share.count, unroll=1):
         work = c.share.work(number)
         if work.trips > 0:
             at = Progress(trip, item, k_before, k_earlier, sums)
@@ -94,12 +95,12 @@ def compute(c: ComputeContext):
             k_before = item % K_STAGES
             trip += work.trips
             item += 1
-            sums = keys_of(c.plan, work)
+            sums = number
         else:
             write_zeros(c.leaving, keys_of(c.plan, work))
     if trip > 0:
         _last_burst(c, g, r, Progress(trip, item, k_before, k_earlier, sums))
-        epilogue(c.leaving, sums, (trip % DS_STAGES, r.dv, r.dk))
+        epilogue(c.leaving, keys_of(c.plan, c.share.work(sums)), (trip % DS_STAGES, r.dv, r.dk))
 
 
 @cute.jit
@@ -120,19 +121,16 @@ def _item(c: ComputeContext, g: Gemms, r: Registers, work: Work, at: Progress):
         unmasked = cutlass.max(cutlass.min(first + new, work.end_tile), plain.first)
         for tile in cutlass.range(first, unmasked, unroll=1):
             now = Progress(trip, at.item, k_before, k_earlier, at.sums)
-            _next_tile(c, g, r, item, (now, tile), True)
+            _next_tile(c, g, r, item, (now, tile), (True, True))
             k_earlier = k_before
             k_before = at.item % K_STAGES
             trip += 1
         for tile in cutlass.range(unmasked, plain.end, unroll=1):
-            _next_tile(c, g, r, item, (Progress(trip, *[at.item % K_STAGES] * 3, at.sums), tile), False)
+            _next_tile(c, g, r, item, (Progress(trip, *[at.item % K_STAGES] * 3, at.sums), tile), (False, False))
             trip += 1
         if cutlass.const_expr(c.plan.attention.left):
             for tile in cutlass.range(cutlass.max(unmasked, plain.end), work.end_tile, unroll=1):
-                now = Progress(trip, at.item, k_before, k_earlier, at.sums)
-                _next_tile(c, g, r, item, (now, tile), True)
-                k_earlier = k_before
-                k_before = at.item % K_STAGES
+                _next_tile(c, g, r, item, (Progress(trip, *[at.item % K_STAGES] * 3, at.sums), tile), (False, True))
                 trip += 1
 
 
@@ -160,11 +158,12 @@ def _first_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item):
 
 
 @cute.jit
-def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[Progress, Int32], is_special: Constexpr):
+def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[Progress, Int32], how: Constexpr):
     """The burst of the tile before, and the softmax of this one. at: progress and query tile.
 
-    is_special: the tile may be one of the first two of its item, and may need a mask.
+    how: whether the tile may be one of the first two of its item, and whether it may need a mask.
     """
+    is_special, is_masked = how
     now, tile = at
     trip = now.trip
     slot, before = trip % LOAD_STAGES, (trip - 1) % LOAD_STAGES
@@ -180,7 +179,7 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     _stage_dq(c, dq)
     g.dk.issue(r.dk, r.ds, before, True)
     if cutlass.const_expr(is_special):
-        c.channels[K].wait("full", item.number)
+        _wait_for_new(c, K, item, trip)
     c.channels[Q].wait("full", trip)
     warpgroup.wait_group(1)
     g.s.issue(s, k, slot, False, add_number(g, c.plan, LSE))
@@ -188,17 +187,24 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     warpgroup.wait_group(1)
     c.channels[Q].arrive("empty", trip - 1)
     if cutlass.const_expr(is_special):
-        c.channels[V].wait("full", item.number)
+        _wait_for_new(c, V, item, trip)
     c.channels[DO].wait("full", trip)
     g.dp.issue(dp, 0, slot, False, add_number(g, c.plan, D))
     arrive_of(c.plan, "turn", 1 - c.owner)
     _hand_over_dq(c)
     if cutlass.const_expr(is_special):
         if trip == item.start:
-            epilogue(c.leaving, now.sums, (trip % DS_STAGES, r.dv, r.dk))
+            epilogue(c.leaving, keys_of(c.plan, c.share.work(now.sums)), (trip % DS_STAGES, r.dv, r.dk))
             r.dv.fill(0.0)
             r.dk.fill(0.0)
-    _softmax(c, r, item, (s, dp), (trip, tile), is_special)
+    _softmax(c, r, item, (s, dp), (trip, tile), is_masked)
+
+
+@cute.jit
+def _wait_for_new(c: ComputeContext, name: Constexpr, item: Item, trip: Int32):
+    """Wait for K or V of an item, in its first trip."""
+    if trip == item.start:
+        c.channels[name].wait("full", item.number)
 
 
 @cute.jit

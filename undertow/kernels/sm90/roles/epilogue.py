@@ -28,7 +28,7 @@ ROWS_PER_STEP = 32 // VECTORS
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the keys of an item are. first: row of the tensor; kept, used: of the item's rows, may exceed a tile."""
+    """Where the keys of an item are. first: row of the tensor; kept, used: of the rows from there on."""
 
     batch: Int32
     head: Int32

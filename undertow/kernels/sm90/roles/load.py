@@ -22,8 +22,8 @@ from undertow.plan.steps import Copy, Wait
 @cute.jit
 def load(c: LoadContext):
     """Copy the query tiles of all items in order, and the keys and values with the first of each."""
-    trip, item = Int32(0), Int32(0)
-    for number in cutlass.range(c.share.first, c.share.end, unroll=1):
+    trip, item = Int32(0), Int32(0)  # those with an empty list of query tiles are not counted
+    for number in cutlass.range(c.share.count, unroll=1):
         work = c.share.work(number)
         if work.trips > 0:
             head, tile = Int32(0), work.first_tile

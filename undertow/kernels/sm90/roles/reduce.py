@@ -27,7 +27,7 @@ def reduce(c: ReduceContext):
     Warpgroup 0 is one tile late: what it stages in its first burst is no tile's.
     """
     is_fresh = Int32(1)
-    for number in cutlass.range(c.share.first, c.share.end, unroll=1):
+    for number in cutlass.range(c.share.count, unroll=1):
         work = c.share.work(number)
         if work.trips > 0:
             if (is_fresh == 1) & (c.owner == 0):
