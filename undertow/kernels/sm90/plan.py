@@ -27,7 +27,10 @@ WARPGROUP_ROWS = 64  # keys that a compute warpgroup owns; also the query rows o
 WARPGROUP_THREADS = 128
 LOAD_STAGES = 2
 ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
-TERM_UNITS = {DType.BF16: 1.0, DType.F16: 64.0}  # what a term counts; the exponents of f16 reach only so far
+# What the terms of a number count, those in even places and those in odd ones; the exponents of f16 reach only so far.
+TERM_UNITS = {DType.BF16: (1.0, 1.0), DType.F16: (2.0**6, 2.0**-10)}
+TERM_PLACES = (0, 2, 1, 3)  # in the order in which a number is split up: two of the large unit, two of the small one
+MOST_OF_TERM = {DType.BF16: 1e30, DType.F16: 6e4}  # in units
 K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
 MOST_ITEMS = 64  # key/value tiles of a CTA
 ITEM_WORDS = 16  # 32-bit words that say what an item is
