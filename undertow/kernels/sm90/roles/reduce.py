@@ -105,21 +105,6 @@ def _add(c: ReduceContext, work: Work, head: Int32, tile: Int32):
 
 
 @cute.jit
-<<<<<<< HEAD
-def _take_turn(c: ReduceContext, work: Work, head: Int32, tile: Int32):
-    """Wait until as many CTAs as come before this one have added to the share."""
-    with cute.arch.elect_one():
-        rank = work.tiling.rank(work.kv_tile, tile, c.plan.attention.descending)
-        turn = _turn(c, work, head, tile)
-        passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
-        while passed != rank:
-            passed = cute.arch.load(turn, Int32, sem="acquire", scope="gpu")
-        cute.arch.fence_proxy("async.global")  # what comes is an operation of the async proxy
-
-
-@cute.jit
-def _pass_turn(c: ReduceContext, work: Work, head: Int32, tile: Int32):
-=======
 def _have_been_read(c: ReduceContext, shares: Int32):
     """Hand the buffer back once all that was staged has been read, if this share is not the last of `shares`."""
     with cute.arch.elect_one():
@@ -140,16 +125,11 @@ def _rank(c: ReduceContext, work: Work, tile: Int32) -> Int32:
 
 @cute.jit
 def _pass_turn(turn: cute.Pointer):
->>>>>>> det
     """Add one to the turns, once the sums have reached global memory: that they have been read is not enough."""
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
-<<<<<<< HEAD
-        cute.arch.red(_turn(c, work, head, tile), Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
-=======
         cute.arch.red(turn, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
->>>>>>> det
 
 
 def _turn(c: ReduceContext, work: Work, head: Int32, tile: Int32) -> cute.Pointer:
