@@ -122,7 +122,7 @@ class Case:
         self.dsink = torch.empty_like(self.sink) if self.sink is not None else None
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
         tiles = -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
-        floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 2)  # as sm90.call counts them
+        floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 10) + 4  # as sm90.call counts them
         self.workspace = torch.empty(floats, device="cuda")
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,6 +170,9 @@ class Case:
         is_masked = left is not None or right is not None
         numbers = (shape.seqlen, left or 0, right or 0, bundle if is_masked else 1)
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
+        tiles = shape.batch * -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
+        items, processors = tiles * shape.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count
+        numbers += (min(items, processors), items)
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
         writes = [self.dq, self.dk, self.dv]
         packings = None

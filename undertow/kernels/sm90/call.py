@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from undertow.kernels.sm90.launch import numbers, planned
 from undertow.kernels.sm90.plan import WARPGROUPS
-from undertow.kernels.sm90.tensors import ROW_TERMS_TILE, check_scale
+from undertow.kernels.sm90.tensors import CLAIMS, ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
 from undertow.kernels.sm100.call import arguments
 from undertow.kernels.sm100.launch import Settings
@@ -75,11 +75,11 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
     per_tile = DQ_ACCUMULATOR_TILE + ROW_TERMS_TILE // 2
     per_tile += ROW_KERNEL_THREADS // 32 if variant.rows.sink else 0
     per_tile += WARPGROUPS if variant.rows.deterministic else 0
-    return batch * heads * query_tiles(tensors) * per_tile
+    return batch * heads * query_tiles(tensors) * per_tile + CLAIMS
 
 
 def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.ShareScalars`; what the kernels divide by, `entry` derives.
+    """The run-time numbers of a call, in the order of `work.LaunchScalars`; what the kernels divide by, `entry` derives.
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """

@@ -9,7 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from undertow.kernels.sm90.work import Share
+from undertow.kernels.sm90.work import Items, LaunchScalars
 from undertow.kernels.sm100.bind import Channels, SharedMemory
 from undertow.kernels.sm100.context import TensorMaps
 
@@ -21,7 +21,7 @@ class LoadContext:
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
-    share: Share
+    items: Items
     maps: TensorMaps
     mTerms: cute.Tensor
 
@@ -48,7 +48,7 @@ class ComputeContext:
     smem: SharedMemory
     owner: Int32
     thread: Int32
-    share: Share
+    items: Items
     leaving: EpilogueContext
     scale_log2: Float32
 
@@ -65,4 +65,18 @@ class ReduceContext:
     owner: Int32
     mdQ_accumulator: cute.Tensor
     mTurns: Any
-    share: Share
+    items: Items
+
+
+@dataclass(frozen=True)
+class ScheduleContext:
+    """Numbers in, items out. mdK: (batch, seqlen_k, kv_heads, 64). mClaims: (1) i32, items claimed so far."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    scalars: LaunchScalars
+    mdK: cute.Tensor
+    query_heads: Int32
+    packings: Any
+    mClaims: cute.Tensor

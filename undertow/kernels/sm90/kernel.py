@@ -1,4 +1,4 @@
-"""The main kernel: one CTA per share of the key/value tiles, 12 warps in roles, a loop over their query tiles.
+"""The main kernel: one CTA for each multiprocessor, 12 warps in roles, a loop over query tiles of key/value tiles.
 
 This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
 """
@@ -11,16 +11,18 @@ from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.arguments import row_terms_argument
-from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
+from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext, ScheduleContext
 from undertow.kernels.sm90.roles.compute import compute
 from undertow.kernels.sm90.roles.load import load
 from undertow.kernels.sm90.roles.reduce import reduce
-from undertow.kernels.sm90.work import ShareScalars, any_scalars, num_items, share
+from undertow.kernels.sm90.roles.schedule import schedule
+from undertow.kernels.sm90.work import LaunchScalars, any_scalars, items_of
 from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
     packing_argument,
     rows_argument,
+    vector_argument,
 )
 from undertow.kernels.sm100.bind import (
     SharedMemory,
@@ -40,11 +42,12 @@ from undertow.plan.schema import Plan
 class Workspaces:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
 
-    mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    mClaims: (1) i32, key/value tiles that have been claimed. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
+    mClaims: cute.Tensor
     mTurns: Any = None
 
 
@@ -57,6 +60,7 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
         Workspaces(
             row_terms_argument(plan.dtype),
             dq_accumulator_argument(),
+            vector_argument(Int32),
             counters_argument() if plan.attention.deterministic else None,
         ),
         Outputs(*rows[4:]),
@@ -78,14 +82,14 @@ def backward(
     inputs: Inputs,
     work: Workspaces,
     outputs: Outputs,
-    scalars: ShareScalars,
+    scalars: LaunchScalars,
     packings: Packings | None,
 ):
-    """Launch one CTA per share of the key/value tiles, on the default stream."""
+    """Launch as many CTAs as the numbers say, on the default stream."""
     backward_on(plan, (inputs, work, outputs), scalars, packings, ())
 
 
-def backward_on(plan: Plan, tensors: Any, scalars: ShareScalars, packings: Packings | None, stream: Any) -> None:
+def backward_on(plan: Plan, tensors: Any, scalars: LaunchScalars, packings: Packings | None, stream: Any) -> None:
     """The same on a stream."""
     inputs, work, outputs = tensors
     maps = TensorMaps(
@@ -95,7 +99,7 @@ def backward_on(plan: Plan, tensors: Any, scalars: ShareScalars, packings: Packi
         tensor_map(plan, "sdO", inputs.mdO),
     )
     backward_kernel(plan, maps, work, outputs, scalars, packings).launch(
-        grid=(cute.ceil_div(num_items(plan, inputs.mK, packings), scalars.items_per_cta), 1, 1),
+        grid=(scalars.ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
         min_blocks_per_mp=1,
@@ -109,27 +113,31 @@ def backward_kernel(
     maps: TensorMaps,
     buffers: Workspaces,
     outputs: Outputs,
-    scalars: ShareScalars,
+    scalars: LaunchScalars,
     packings: Packings | None,
 ):
     """Set up barriers, run the roles."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
-    mine = share(smem, scalars, (outputs.mdK, buffers.mTerms.shape[1]), packings)
     set_up(smem, maps, warp)
+    numbers = (scalars, (scalars.seqlen_q, outputs.mdK.shape[1]))
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
         leaving = EpilogueContext(plan, smem, owner, thread, outputs.mdK, outputs.mdV, scalars.softmax_scale)
         pipelines, scale = channels(smem, "compute"), scalars.softmax_scale_log2
-        compute(ComputeContext(plan, pipelines, smem, owner, thread, mine, leaving, scale))
+        compute(ComputeContext(plan, pipelines, smem, owner, thread, items_of(smem, "compute", *numbers), leaving, scale))
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
-            load(LoadContext(plan, channels(smem, "load"), smem, mine, maps, buffers.mTerms))
+            load(LoadContext(plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps, buffers.mTerms))
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start
-            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, mine))
+            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, items_of(smem, "reduce", *numbers)))
+        elif is_role(plan, "schedule", warp):
+            heads, pipelines = buffers.mTerms.shape[1], channels(smem, "schedule")
+            of = (scalars, outputs.mdK, heads, packings, buffers.mClaims)
+            schedule(ScheduleContext(plan, pipelines, smem, *of))
 
 
 @cute.jit

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 
 from undertow.kernels.compile import CompiledKernel, compile_kernel
-from undertow.kernels.sm90.plan import TILE_M, TILE_N
 from undertow.kernels.sm90.plan import plan as plan_of
-from undertow.kernels.sm90.shares import items_per_cta
 from undertow.kernels.sm90.tensors import Workspaces, allocate_workspaces, check_scale
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.launch import (
@@ -26,17 +24,16 @@ from undertow.kernels.sm100.launch import (
     row_variant_of,
     scalars_of,
 )
-from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS, num_tiles
+from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, LaunchInputError, check_tensors, kv_tiles
 from undertow.plan.attention import PLAIN, Attention, RowVariant
 from undertow.plan.description import Launch
 from undertow.plan.grid import Grid
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
-from undertow.plan.tiles import Tiling
 
 ARCH, TARGET = "sm90", "sm_90a"
-FEW = 2  # multiprocessors
+EMULATED_MULTIPROCESSORS = 2
 SCHEDULES = ("pingpong",)
 
 
@@ -99,11 +96,10 @@ def launches(
     tensors: BackwardTensors,
     settings: Settings = DEFAULT,
     workspaces: Workspaces | None = None,
-    multiprocessors: int = FEW,
 ) -> list[tuple[CompiledKernel, Launch]]:
     """Describe the launches that turn `tensors` into dq, dk, dv and dsink, in order, as `sm100.launch.launches` does.
 
-    multiprocessors: of the device; few by default, so that on an emulator CTAs of small problems have several items.
+    The main kernel's are for an emulator: few CTAs, so that those of small problems have several items.
 
     Raises:
         LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
@@ -121,7 +117,7 @@ def launches(
     if tensors.q.numel():
         described.append((compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work, settings)))
     if tensors.k.numel():
-        described.append((compiled.main, main_launch(compiled, tensors, work, numbers(compiled.plan.attention, tensors, settings, multiprocessors))))
+        described.append((compiled.main, main_launch(compiled, tensors, work, settings)))
     if tensors.q.numel():
         described.append((compiled.postprocess, postprocess_launch(compiled.postprocess, tensors, work, settings)))
     for kernel, launch in described:
@@ -140,6 +136,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     given = tensors.batched
     inputs: list[Any] = [rows(given.out, "out"), rows(given.dout, "dout"), scalars(given.lse, "lse")]
     outputs: list[Any] = [tiles(work.terms, "row terms"), tiles(work.dq_accumulator, "dQ accumulator")]
+    outputs.append(vector(work.claims, "claims"))
     if given.dlse is not None:
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
@@ -157,18 +154,15 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
 
 
 def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.ShareScalars`."""
-    return *scalars_of(attention, tensors, settings), _items_per_cta(tensors, settings, multiprocessors)
+    """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor."""
+    items = num_items(tensors)
+    return *scalars_of(attention, tensors, settings), min(items, multiprocessors), items
 
 
-def _items_per_cta(tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> int:
-    """For items of the average number of query tiles, whatever the lengths of packed sequences are."""
-    given, count = tensors.batched, 1 if tensors.sequences is None else max(1, tensors.sequences.count)
-    heads, kv_heads, seqlen_k = given.q.shape[2], given.k.shape[2], given.k.shape[1] // count
-    tiling = Tiling(given.q.shape[1] // count, seqlen_k, settings.band, TILE_M, TILE_N)
-    pairs = [tiling.query_tiles(tile).count for tile in range(max(1, num_tiles(seqlen_k, TILE_N)))]
-    tiles = -(-sum(pairs) * (heads // kv_heads) // len(pairs))
-    return items_per_cta(num_items(tensors), tiles, multiprocessors)
+def emulated_numbers(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple:
+    """The same for an emulator, which runs one CTA as far as it gets: each may claim a fair part of the items."""
+    *others, ctas, items = numbers(attention, tensors, settings, EMULATED_MULTIPROCESSORS)
+    return *others, ctas, -(-items // max(1, ctas))
 
 
 def num_items(tensors: BackwardTensors) -> int:
@@ -177,13 +171,14 @@ def num_items(tensors: BackwardTensors) -> int:
     return Grid(kv_tiles(tensors), kv_heads, batch).num_ctas
 
 
-def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, scalars_: tuple) -> Launch:
-    """Describe the launch that writes dk and dv and adds up the dQ accumulator. scalars_: as `numbers` orders them."""
+def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
+    """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan, given = compiled.plan, tensors.batched
+    *others, ctas, most_items = emulated_numbers(plan.attention, tensors, settings)
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
-        grid=(-(-num_items(tensors) // scalars_[-1]), 1, 1),
+        grid=(ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         dynamic_smem=plan.smem_bytes,
         labels=PlanLabels(plan),
@@ -191,10 +186,13 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *(tensor_map(plan, region, given, name) for region, name in loads.items()),
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
+            vector(work.claims, "claims"),
             *([] if work.turns is None else [scalars(work.turns, "turns")]),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
-            *scalars_,
+            *others,
+            ctas,
+            most_items,
             *packing(given, "q"),
             *packing(given, "k"),
         ),

@@ -32,7 +32,7 @@ TERM_UNITS = {DType.BF16: (1.0, 1.0), DType.F16: (2.0**6, 2.0**-10)}
 TERM_PLACES = (0, 2, 1, 3)  # in the order in which a number is split up: two of the large unit, two of the small one
 MOST_OF_TERM = {DType.BF16: 1e30, DType.F16: 6e4}  # in units
 K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
-MOST_ITEMS = 64  # key/value tiles of a CTA
+ITEM_STAGES = 8  # load is up to 2 items ahead of compute, which still needs the one before its own
 ITEM_WORDS = 16  # 32-bit words that say what an item is
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
 
@@ -41,7 +41,7 @@ ROLES = (
     Role("compute", range(8), 240, "all GEMMs; S to P, dP to dS; stages dQ; then the dK and dV epilogue"),
     Role("load", range(8, 9), 24, "all TMA and bulk loads"),
     Role("reduce", range(9, 11), 24, "dQ: SMEM to global by bulk reduce-add, one warp per compute warpgroup"),
-    Role("idle", range(11, 12), 24, "nothing; it fills the warpgroup"),
+    Role("schedule", range(11, 12), 24, "claims key/value tiles for the CTA and says what they are"),
 )
 
 STAGING_THREADS = WARPGROUP_THREADS + 32  # a compute warpgroup and the warp that reduces its dQ
@@ -81,8 +81,17 @@ PIPELINES = (
         why="the last dQ of the key/value tile has read K",
     ),
     Pipeline("load_compute_v", "load", "compute", ("sV",), why="the last dP of the key/value tile has read V"),
+    *(
+        Pipeline(f"schedule_{role}_item", "schedule", role, ("sItems",), stages=ITEM_STAGES, why=why)
+        for role, why in (
+            ("load", "load has read what the item is"),
+            ("compute", "the dK and dV of the item are written"),
+            ("reduce", "reduce has read what the item is"),
+        )
+    ),
 )
-OF_ITEMS = ("load_compute_k", "load_compute_v")  # these count key/value tiles, the others query tiles
+OF_ITEMS = ("load_compute_k", "load_compute_v")  # these count key/value tiles, the others of load query tiles
+ITEM_PIPELINES = ("schedule_load_item", "schedule_compute_item", "schedule_reduce_item")
 
 
 def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
@@ -110,7 +119,12 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
         mmas=(),
         order=(),
         signal_scope=SignalScope.WARP,
-        programs=(("load", load_program()), ("compute", compute_program())),
+        programs=(
+            ("load", load_program()),
+            ("compute", compute_program()),
+            ("reduce", (Wait("schedule_reduce_item", "full"), Signal("schedule_reduce_item", "empty"))),
+            ("schedule", schedule_program()),
+        ),
         attention=attention,
     )
 
@@ -125,13 +139,15 @@ def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
         SmemRegion("sdO", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sdS", TILE_N, TILE_M, dtype, stages=DS_STAGES),
         SmemRegion("sdQ", WARPGROUP_ROWS, HEAD_DIM, DType.F32, stages=WARPGROUPS),
-        SmemRegion("sItems", MOST_ITEMS, ITEM_WORDS, DType.F32),
+        SmemRegion("sItems", 1, ITEM_WORDS, DType.F32, stages=ITEM_STAGES),
     )
 
 
 def load_program() -> tuple[Step, ...]:
     """One tile of the load warp, K and V only with the first of a key/value tile; V is released last."""
     return (
+        Wait("schedule_load_item", "full"),
+        Signal("schedule_load_item", "empty"),
         Wait("load_compute_q", "empty", -LOAD_STAGES),
         Copy("sQ", "load_compute_q"),
         Copy("sRow", "load_compute_q"),
@@ -150,6 +166,7 @@ def compute_program() -> tuple[Step, ...]:
     K and V change where the next tile is the first of a key/value tile.
     """
     return (
+        Wait("schedule_compute_item", "full", 1),
         Signal("load_compute_k", "empty"),
         Wait("load_compute_k", "full", 1),
         Wait("load_compute_q", "full", 1),
@@ -157,8 +174,15 @@ def compute_program() -> tuple[Step, ...]:
         Signal("load_compute_q", "empty"),
         Wait("load_compute_v", "full", 1),
         Wait("load_compute_do", "full", 1),
+        Signal("schedule_compute_item", "empty"),
         Signal("load_compute_v", "empty"),
     )
+
+
+def schedule_program() -> tuple[Step, ...]:
+    """One item of the schedule warp."""
+    waits = (Wait(name, "empty", -ITEM_STAGES) for name in ITEM_PIPELINES)
+    return (*waits, *(Signal(name, "full") for name in ITEM_PIPELINES))
 
 
 def dq_accumulator_index(row: int, column: int) -> int:

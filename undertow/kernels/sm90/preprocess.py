@@ -50,11 +50,12 @@ assert HEAD_DIM == VECTOR * LANES_PER_ROW
 class RowOutputs:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) f32.
 
-    mTurns: (batch, heads, 2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
+    mClaims: (1) i32. mTurns: (batch, heads, 2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
+    mClaims: cute.Tensor
     mTurns: Any = None
     mdSink_parts: Any = None
 
@@ -82,6 +83,7 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
     outputs = RowOutputs(
         row_terms_argument(dtype),
         dq_accumulator_argument(),
+        vector_argument(Int32),
         counters_argument() if variant.deterministic else None,
         row_scalars_argument(padded=False) if variant.sink else None,
     )
@@ -135,6 +137,7 @@ def preprocess_kernel(
             cute.autovec_copy(row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
             cute.autovec_copy(row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
     clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
+    _reset_claims(outputs.mClaims, thread)
     if cutlass.const_expr(outputs.mTurns is not None):
         _reset_turns(outputs.mTurns, tile, thread)
 
@@ -144,6 +147,14 @@ def preprocess_kernel(
         partial = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
         sums[step] = cute.arch.warp_reduction_sum(partial, threads_in_group=LANES_PER_ROW)
     _write_rows(dtype, inputs, outputs, sums, RowPlace(tile, warp, lane, lse_factor))
+
+
+@cute.jit
+def _reset_claims(mClaims: cute.Tensor, thread: Int32):
+    """No key/value tile is claimed yet."""
+    number, _, _ = cute.arch.block_idx()
+    if (number == 0) & (thread == 0):
+        mClaims[0] = Int32(0)
 
 
 @cute.jit

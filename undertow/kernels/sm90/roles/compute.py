@@ -84,10 +84,10 @@ def compute(c: ComputeContext):
     dk.fill(0.0)
     for operand in (r.p, r.ds):
         words(operand).fill(0)
-    trip, item, k_before, k_earlier = (Int32(0) for _ in range(4))
-    sums = Int32(0)
-    for number in cutlass.range(c.share.count, unroll=1):
-        work = c.share.work(number)
+    trip, item, k_before, k_earlier, sums, number = (Int32(0) for _ in range(6))
+    exists = c.items.wait(number)
+    while exists > 0:
+        work = c.items.work(number)
         if work.trips > 0:
             at = Progress(trip, item, k_before, k_earlier, sums)
             _item(c, g, r, work, at)
@@ -98,9 +98,13 @@ def compute(c: ComputeContext):
             sums = number
         else:
             write_zeros(c.leaving, keys_of(c.plan, work))
+            c.items.release(number)
+        number += 1
+        exists = c.items.wait(number)
     if trip > 0:
         _last_burst(c, g, r, Progress(trip, item, k_before, k_earlier, sums))
-        epilogue(c.leaving, keys_of(c.plan, c.share.work(sums)), (trip % DS_STAGES, r.dv, r.dk))
+        epilogue(c.leaving, keys_of(c.plan, c.items.work(sums)), (trip % DS_STAGES, r.dv, r.dk))
+        sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
 
 
 @cute.jit
@@ -194,7 +198,8 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     _hand_over_dq(c)
     if cutlass.const_expr(is_special):
         if trip == item.start:
-            epilogue(c.leaving, keys_of(c.plan, c.share.work(now.sums)), (trip % DS_STAGES, r.dv, r.dk))
+            epilogue(c.leaving, keys_of(c.plan, c.items.work(now.sums)), (trip % DS_STAGES, r.dv, r.dk))
+            c.items.release(now.sums)
             r.dv.fill(0.0)
             r.dk.fill(0.0)
     _softmax(c, r, item, (s, dp), (trip, tile), is_masked)
@@ -256,7 +261,7 @@ def _softmax(c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[I
             p[start // 2 + index] = word
         if number == EARLY_CHUNKS:
             warpgroup.wait_group(0)
-            _release_v(c, item, trip)
+            c.channels[V].arrive_if("empty", item.number, (trip == item.last) & (c.thread % 32 == 0))
     for start in chunks:
         new = packed_pairs([p * dp[start + index] for index, p in enumerate(weights[start])], c.plan.dtype)
         for index, word in enumerate(new):
@@ -265,13 +270,6 @@ def _softmax(c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[I
             panel, step = divmod((start // 2 + index) // 4, len(rows))
             store_matrices(rows[step] + panel * PANEL_BYTES, new[index : index + 4])
     cute.arch.fence_view_async_shared()
-
-
-@cute.jit
-def _release_v(c: ComputeContext, item: Item, trip: Int32):
-    """Hand V back after the last dP of the item."""
-    if trip == item.last:
-        c.channels[V].arrive("empty", item.number)
 
 
 def _seen(c: ComputeContext, work: Work, tile: Int32) -> tuple[Int32 | None, Int32 | None]:

@@ -13,26 +13,52 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.context import LoadContext
-from undertow.kernels.sm90.plan import OF_ITEMS
+from undertow.kernels.sm90.plan import ITEM_PIPELINES, OF_ITEMS
 from undertow.kernels.sm100.bind import rows_layout
 from undertow.kernels.sm100.work import Work
 from undertow.plan.steps import Copy, Wait
+
+FIRST_TILES = 4  # of an item, that are prefetched
 
 
 @cute.jit
 def load(c: LoadContext):
     """Copy the query tiles of all items in order, and the keys and values with the first of each."""
-    trip, item = Int32(0), Int32(0)  # those with an empty list of query tiles are not counted
-    for number in cutlass.range(c.share.count, unroll=1):
-        work = c.share.work(number)
+    trip, item, number = (Int32(0) for _ in range(3))  # items without query tiles are counted in the last alone
+    exists = c.items.wait(number)
+    while exists > 0:
+        work = c.items.work(number)
+        c.items.release(number)
+        head, tile = Int32(0), work.first_tile
         if work.trips > 0:
-            head, tile = Int32(0), work.first_tile
             _load_trip(c, work, (trip, item), (head, tile))
-            for more in cutlass.range(1, work.trips, unroll=1):
-                head, tile = work.after(head, tile)
-                _load_trip(c, work, (trip + more, None), (head, tile))
-            trip += work.trips
-            item += 1
+        number += 1
+        exists = c.items.wait(number)
+        if exists > 0:
+            _prefetch(c, c.items.work(number))
+        for more in cutlass.range(1, work.trips, unroll=1):
+            head, tile = work.after(head, tile)
+            _load_trip(c, work, (trip + more, None), (head, tile))
+        item += Int32(work.trips > 0)
+        trip += work.trips
+
+
+@cute.jit
+def _prefetch(c: LoadContext, work: Work):
+    """Have the first tiles of the next item in L2 when they are wanted: nobody may have read them yet."""
+    if work.trips > 0:
+        for tensor_map, region in ((c.maps.k, "sK"), (c.maps.v, "sV")):
+            _prefetch_rows(c, work, (tensor_map, region), (work.kv_head, work.kv_tile))
+        end = cutlass.min(work.first_tile + FIRST_TILES, work.end_tile)
+        for tile in cutlass.range(work.first_tile, end, unroll=1):
+            for tensor_map, region in ((c.maps.q, "sQ"), (c.maps.do, "sdO")):
+                _prefetch_rows(c, work, (tensor_map, region), (work.query_head(Int32(0)), tile))
+
+
+def _prefetch_rows(c: LoadContext, work: Work, what: tuple, place: tuple) -> None:
+    """Have a TMA box in L2. what: tensor map and region. place: head and tile."""
+    _, coordinates = _box(c, work, (*what, c.smem.pointer(what[1])), place)
+    cute.prefetch(what[0], coordinates)
 
 
 def _load_trip(c: LoadContext, work: Work, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32]) -> None:
@@ -40,6 +66,8 @@ def _load_trip(c: LoadContext, work: Work, at: tuple[Int32, Int32 | None], query
     trip, item = at
     expected = {}
     for step in c.plan.program("load"):
+        if step.pipeline in ITEM_PIPELINES:
+            continue
         number = item if step.pipeline in OF_ITEMS else trip
         if number is None:
             continue
@@ -65,6 +93,12 @@ def _copy(c: LoadContext, work: Work, to: tuple, query: tuple[Int32, Int32], bar
 
 def _copy_rows(c: LoadContext, work: Work, what: tuple, place: tuple, barrier: cute.Pointer) -> None:
     """One TMA box: all rows of a tile of one head. place: head and tile."""
+    shared, coordinates = _box(c, work, what, place)
+    cute.copy(what[0], coordinates, shared, tma_bar_ptr=barrier)
+
+
+def _box(c: LoadContext, work: Work, what: tuple, place: tuple) -> tuple[cute.Tensor, cute.Tensor]:
+    """Where the box of a tile of rows goes, and its coordinates. what: tensor map, region and address."""
     (tensor_map, region, pointer), (head, tile) = what, place
     rows, columns = c.plan.smem_region(region).rows, c.plan.smem_region(region).columns
     sequence = work.k if region in ("sK", "sV") else work.q
@@ -74,10 +108,9 @@ def _copy_rows(c: LoadContext, work: Work, what: tuple, place: tuple, barrier: c
     box = cute.domain_offset(origin, cute.make_identity_tensor((columns, rows, 1, 1)))
     layout = rows_layout(c.plan, region)
     target = cute.make_tensor(cute.recast_ptr(pointer, layout.inner), layout.outer)
-    shared, coordinates = cpasync.tma_partition(
+    return cpasync.tma_partition(
         tensor_map, 0, cute.make_layout(1), cute.group_modes(target, 0, 2), cute.group_modes(box, 0, 4)
     )
-    cute.copy(tensor_map, coordinates, shared, tma_bar_ptr=barrier)
 
 
 def _copy_row_terms(c: LoadContext, work: Work, to: tuple, place: tuple, barrier: cute.Pointer) -> None:

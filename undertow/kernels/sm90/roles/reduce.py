@@ -30,46 +30,47 @@ def reduce(c: ReduceContext):
 
     Warpgroup 0 is one tile late: what it stages in its first burst is no tile's.
     """
-    shares = _shares(c)
-    if shares > 0:
+    item, is_fresh = Int32(0), Int32(1)
+    exists = c.items.wait(item)
+    while exists > 0:
+        work = c.items.work(item)
+        c.items.release(item)
+        if work.trips > 0:
+            if is_fresh > 0:
+                _drop_first(c)
+            is_fresh = Int32(0)
+            if cutlass.const_expr(c.plan.attention.deterministic):
+                _add_in_turn(c, work)
+            else:
+                _add_at_once(c, work)
+        item += 1
+        exists = c.items.wait(item)
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0)
+
+
+@cute.jit
+def _drop_first(c: ReduceContext):
+    """Hand over the empty buffer; what warpgroup 0 stages first is no tile's."""
+    arrive_of(c.plan, "dq_empty", c.owner)
+    if c.owner == 0:
+        sync_of(c.plan, "dq_full", c.owner)
         arrive_of(c.plan, "dq_empty", c.owner)
-        if c.owner == 0:
-            sync_of(c.plan, "dq_full", c.owner)
-            arrive_of(c.plan, "dq_empty", c.owner)
-        for item in cutlass.range(c.share.count, unroll=1):
-            work = c.share.work(item)
-            if work.trips > 0:
-                if cutlass.const_expr(c.plan.attention.deterministic):
-                    _add_in_turn(c, work, shares)
-                else:
-                    _add_at_once(c, work, shares)
-                shares -= work.trips
-        with cute.arch.elect_one():
-            cute.arch.cp_async_bulk_wait_group(0)
 
 
 @cute.jit
-def _shares(c: ReduceContext) -> Int32:
-    """How many shares there are to add."""
-    shares = Int32(0)
-    for item in cutlass.range(c.share.count, unroll=1):
-        shares += c.share.work(item).trips
-    return shares
-
-
-@cute.jit
-def _add_at_once(c: ReduceContext, work: Work, shares: Int32):
-    """Add every share of an item as soon as it is staged. shares: those of this item and of all that follow."""
+def _add_at_once(c: ReduceContext, work: Work):
+    """Add every share of an item as soon as it is staged."""
     head, tile = Int32(0), work.first_tile
-    for trip in cutlass.range(work.trips, unroll=1):
+    for _ in cutlass.range(work.trips, unroll=1):
         sync_of(c.plan, "dq_full", c.owner)
         _add(c, work, head, tile)
-        _have_been_read(c, shares - trip)
+        _have_been_read(c)
         head, tile = work.after(head, tile)
 
 
 @cute.jit
-def _add_in_turn(c: ReduceContext, work: Work, shares: Int32):
+def _add_in_turn(c: ReduceContext, work: Work):
     """Add every share when as many CTAs as come before this one have added theirs.
 
     All lanes ask, because what they learn outlives the branch of an elected one.
@@ -89,7 +90,7 @@ def _add_in_turn(c: ReduceContext, work: Work, shares: Int32):
         if trip + 1 < work.trips:
             turn, rank = _turn(c, work, head, tile), _rank(c, work, tile)
             passed = _passed(turn)  # while the share is being read
-        _have_been_read(c, shares - trip)
+        _have_been_read(c)
         _pass_turn(own)
 
 
@@ -105,12 +106,11 @@ def _add(c: ReduceContext, work: Work, head: Int32, tile: Int32):
 
 
 @cute.jit
-def _have_been_read(c: ReduceContext, shares: Int32):
-    """Hand the buffer back once all that was staged has been read, if this share is not the last of `shares`."""
+def _have_been_read(c: ReduceContext):
+    """Hand the buffer back once all that was staged has been read."""
     with cute.arch.elect_one():
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-    if shares > 1:
-        arrive_of(c.plan, "dq_empty", c.owner)
+    arrive_of(c.plan, "dq_empty", c.owner)
 
 
 def _passed(turn: cute.Pointer) -> Int32:
