@@ -170,7 +170,11 @@ class Case:
         is_masked = left is not None or right is not None
         numbers = (shape.seqlen, left or 0, right or 0, bundle if is_masked else 1)
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
-        tiles = shape.batch * -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
+        tiles = (
+            shape.batch * -(-shape.seqlen // TILE)
+            if not shape.lengths
+            else shape.seqlen // TILE + len(shape.lengths) + 1
+        )
         items, processors = tiles * shape.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count
         numbers += (min(items, processors), items)
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]

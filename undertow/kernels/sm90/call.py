@@ -79,7 +79,7 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
 
 
 def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.LaunchScalars`; what the kernels divide by, `entry` derives.
+    """The run-time numbers of a call, as `work.LaunchScalars` orders them; what the kernels divide by, `entry` derives.
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """

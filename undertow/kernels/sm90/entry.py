@@ -60,8 +60,8 @@ def backward_pass(
 def cut(variant: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32, Int32]):
     """The buffers, one behind the other, the largest first: all begin at 16 bytes.
 
-    Row terms: (batch, heads, tiles, 2048) of 16 bits; accumulator: (batch, heads, tiles, 8192); claims: (1) i32; turns: (batch, heads,
-    2 tiles) i32; parts of dsink: (batch, heads, 8 tiles).
+    Row terms: (batch, heads, tiles, 2048) of 16 bits; accumulator: (batch, heads, tiles, 8192); claims: (1) i32; turns:
+    (batch, heads, 2 tiles) i32; parts of dsink: (batch, heads, 8 tiles).
     """
     batch, heads, tiles = extents
     count = Int64(batch) * heads * tiles

@@ -134,7 +134,7 @@ def _transposed(rows: cute.Tensor) -> cute.Tensor:
 
 
 def add_number(gemms: Gemms, plan: Plan, number: int) -> tuple[Gemm, cute.Tensor]:
-    """What adds a number of each query row to an accumulator, as `onto`: its terms times their units, the others' zero."""
+    """What adds a number of each query row to an accumulator, as `onto`: its terms times their units, no others."""
     operand = gemms.row.operand(plan)
     even, odd = (_BITS[plan.dtype, unit] for unit in TERM_UNITS[plan.dtype])
     half = cute.size(words(operand)) // 2

@@ -42,7 +42,7 @@ from undertow.plan.schema import Plan
 class Workspaces:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
 
-    mClaims: (1) i32, key/value tiles that have been claimed. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    mClaims: (1) i32, key/value tiles claimed so far. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
     """
 
     mTerms: cute.Tensor
@@ -126,14 +126,22 @@ def backward_kernel(
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
         leaving = EpilogueContext(plan, smem, owner, thread, outputs.mdK, outputs.mdV, scalars.softmax_scale)
         pipelines, scale = channels(smem, "compute"), scalars.softmax_scale_log2
-        compute(ComputeContext(plan, pipelines, smem, owner, thread, items_of(smem, "compute", *numbers), leaving, scale))
+        compute(
+            ComputeContext(plan, pipelines, smem, owner, thread, items_of(smem, "compute", *numbers), leaving, scale)
+        )
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
-            load(LoadContext(plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps, buffers.mTerms))
+            load(
+                LoadContext(plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps, buffers.mTerms)
+            )
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start
-            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, items_of(smem, "reduce", *numbers)))
+            reduce(
+                ReduceContext(
+                    plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, items_of(smem, "reduce", *numbers)
+                )
+            )
         elif is_role(plan, "schedule", warp):
             heads, pipelines = buffers.mTerms.shape[1], channels(smem, "schedule")
             of = (scalars, outputs.mdK, heads, packings, buffers.mClaims)

@@ -198,7 +198,7 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
 def _write_terms(dtype: Constexpr, mTerms: cute.Tensor, at: tuple, value: Float32, exact: Boolean):
     """Write one number of a row as terms, each of what those before it have left, and zeros.
 
-    at: tile, row, and which number. exact: a number that the terms cannot hold becomes NaN, or else as much as they can.
+    at: tile, row, and which number. exact: a number that the terms cannot hold is NaN, and not as much as they can.
     """
     tile, row, number = at
     terms = cute.make_rmem_tensor((VECTOR,), mTerms.element_type)

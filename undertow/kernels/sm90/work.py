@@ -34,7 +34,8 @@ class LaunchScalars(Scalars):
 
 def any_scalars() -> LaunchScalars:
     """Numbers to compile with: all of them are parameters of the kernel."""
-    return LaunchScalars(*[Int32(1)] * 4, *[Float32(1.0)] * 4, Int32(1), Int32(1))
+    numbers = [*[Int32(1)] * 4, *[Float32(1.0)] * 4, *[Int32(1)] * 2]
+    return LaunchScalars(*numbers)
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Items:
             k = Rows(of["k_first"], of["k_kept"], of["k_used"], keys)
         bounds = (self.scalars.left, self.scalars.right)
         place, tiles = ([of[name] for name in part] for part in (DENSE_WORDS[:4], DENSE_WORDS[4:]))
-        return Work(self.plan, *place, q, k, of.get("workspace_tile", Int32(0)), *bounds, *tiles)
+        whole = [self.plan, *place, q, k, of.get("workspace_tile", Int32(0)), *bounds, *tiles]
+        return Work(*whole)
 
     def release(self, item: Int32) -> None:
         """The warp does not read what the item is again."""

@@ -5,6 +5,10 @@ the warpgroup does the softmax of t + 1 while the other one has its burst. Every
 behind the one before, which matters, because a warp that issues a wgmma stands still until the ones before it have
 nearly finished. So nothing is read from shared memory here but by the tensor cores, LSE and D included.
 
+The tile t + 1 may be the first of another item, which is another key/value tile: S and dP then want other K and V, and
+once dV and dK have left the registers they begin anew. The dQ that is due is still that of the item before, so that K
+has two stages; V is free when the last dP is done, which it is a burst before it is wanted.
+
 dQ needs the dS of both warpgroups: that of tile t is there when warpgroup 1 has its burst t, and when warpgroup 0 has
 its burst t + 1. So no warpgroup ever waits for anything but its turn, and two stages of sdS are enough. This role owns
 the proxy fences between its stores to sdS and sdQ and who reads them.
@@ -51,14 +55,13 @@ class Registers:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a warpgroup is. Query tiles (trips) and items are counted from the CTA's first.
+    """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
 
     k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: the item, counted with
     those that are empty, whose dV and dK there are.
     """
 
     trip: Int32
-    item: Int32
     k_before: Int32
     k_earlier: Int32
     sums: Int32
@@ -66,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Item:
-    """A key/value tile that is worked on. start, last: its first and last trip. number: among those of the CTA."""
+    """A key/value tile that is worked on. start, last: its first and last trip. number: among those that have trips."""
 
     work: Work
     start: Int32
@@ -89,8 +92,8 @@ def compute(c: ComputeContext):
     while exists > 0:
         work = c.items.work(number)
         if work.trips > 0:
-            at = Progress(trip, item, k_before, k_earlier, sums)
-            _item(c, g, r, work, at)
+            at = Progress(trip, k_before, k_earlier, sums)
+            _item(c, g, r, Item(work, trip, trip + work.trips - 1, item), at)
             k_earlier = Int32(cutlass.select_(work.trips > 1, item % K_STAGES, k_before))
             k_before = item % K_STAGES
             trip += work.trips
@@ -102,19 +105,19 @@ def compute(c: ComputeContext):
         number += 1
         exists = c.items.wait(number)
     if trip > 0:
-        _last_burst(c, g, r, Progress(trip, item, k_before, k_earlier, sums))
+        _last_burst(c, g, r, Progress(trip, k_before, k_earlier, sums))
         epilogue(c.leaving, keys_of(c.plan, c.items.work(sums)), (trip % DS_STAGES, r.dv, r.dk))
         sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
 
 
 @cute.jit
-def _item(c: ComputeContext, g: Gemms, r: Registers, work: Work, at: Progress):
+def _item(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: Progress):
     """S and dP of all query tiles of an item and their softmax; dQ, dV and dK of all but the last.
 
     The first two tiles take the loop with masks, whose body alone knows that K, V and the sums change.
     """
+    work, k = item.work, item.number % K_STAGES
     trip, k_before, k_earlier = at.trip, at.k_before, at.k_earlier
-    item = Item(work, trip, trip + work.trips - 1, at.item)
     if at.trip == 0:
         _first_tile(c, g, r, item)
         trip += 1
@@ -124,17 +127,17 @@ def _item(c: ComputeContext, g: Gemms, r: Registers, work: Work, at: Progress):
         new = cutlass.max(item.start + 2 - trip, 0)
         unmasked = cutlass.max(cutlass.min(first + new, work.end_tile), plain.first)
         for tile in cutlass.range(first, unmasked, unroll=1):
-            now = Progress(trip, at.item, k_before, k_earlier, at.sums)
+            now = Progress(trip, k_before, k_earlier, at.sums)
             _next_tile(c, g, r, item, (now, tile), (True, True))
             k_earlier = k_before
-            k_before = at.item % K_STAGES
+            k_before = k
             trip += 1
         for tile in cutlass.range(unmasked, plain.end, unroll=1):
-            _next_tile(c, g, r, item, (Progress(trip, *[at.item % K_STAGES] * 3, at.sums), tile), (False, False))
+            _next_tile(c, g, r, item, (Progress(trip, k, k, at.sums), tile), (False, False))
             trip += 1
         if cutlass.const_expr(c.plan.attention.left):
             for tile in cutlass.range(cutlass.max(unmasked, plain.end), work.end_tile, unroll=1):
-                _next_tile(c, g, r, item, (Progress(trip, *[at.item % K_STAGES] * 3, at.sums), tile), (False, True))
+                _next_tile(c, g, r, item, (Progress(trip, k, k, at.sums), tile), (False, True))
                 trip += 1
 
 
@@ -197,12 +200,18 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     arrive_of(c.plan, "turn", 1 - c.owner)
     _hand_over_dq(c)
     if cutlass.const_expr(is_special):
-        if trip == item.start:
-            epilogue(c.leaving, keys_of(c.plan, c.items.work(now.sums)), (trip % DS_STAGES, r.dv, r.dk))
-            c.items.release(now.sums)
-            r.dv.fill(0.0)
-            r.dk.fill(0.0)
+        _write_sums(c, r, item, now)
     _softmax(c, r, item, (s, dp), (trip, tile), is_masked)
+
+
+@cute.jit
+def _write_sums(c: ComputeContext, r: Registers, item: Item, now: Progress):
+    """Write dV and dK of the item before, in the first trip of an item, and begin anew."""
+    if now.trip == item.start:
+        epilogue(c.leaving, keys_of(c.plan, c.items.work(now.sums)), (now.trip % DS_STAGES, r.dv, r.dk))
+        c.items.release(now.sums)
+        r.dv.fill(0.0)
+        r.dk.fill(0.0)
 
 
 @cute.jit
@@ -231,6 +240,7 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
     g.dv.issue(r.dv, r.p, before, True)
     g.dk.issue(r.dk, r.ds, before, True)
     warpgroup.wait_group(2)
+    _release_k(c, k_due, now.k_before)
     arrive_of(c.plan, "turn", 1 - c.owner)
     _stage_dq(c, dq)
     _hand_over_dq(c)

@@ -1,8 +1,8 @@
 """The load warp: brings every tile from global to shared memory.
 
 Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q; K and V come with the
-first query tile of an item, while the one before is still being worked on. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
-follows.
+first query tile of an item, while the one before is still being worked on. Rows beyond a sequence's end are filled with
+zeros by TMA, also where another sequence follows.
 """
 
 from __future__ import annotations
