@@ -26,9 +26,11 @@ def batch_of(dtype: DType, rows: int = 128, scale: float = 1.0) -> Batch:
     return random_batch(Shape(1, rows, 128, 1), 0, Scoring(softmax_scale=scale), TYPES[dtype])
 
 
-def scores_of(batch: Batch, dtype: DType) -> torch.Tensor:
-    """What preprocess says that has to be added to the scores of each row, as float64."""
+def scores_of(lse: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """What preprocess says that has to be added to the scores of each of 128 rows of this LSE, as float64."""
+    batch = batch_of(dtype)
     tensors, settings = emulated.tensors_of(batch), emulated.settings_of(batch.scoring, False)
+    tensors = dataclasses.replace(tensors, lse=lse.reshape(batch.lse.shape))
     work = allocate_workspaces(tensors)
     kernel, launch = launches(compile_for(None, tensors, settings), tensors, settings, work)[0]
     emulator.launch(emulated.program(kernel.ptx, kernel.entry), launch, emulator.Options("auto"))
@@ -40,20 +42,18 @@ def scores_of(batch: Batch, dtype: DType) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.label)
 def test_numbers_of_all_sizes_are_exact_to_the_last_bits(dtype):
-    batch = batch_of(dtype)
     lse = torch.logspace(-9, 6.5, 128) * torch.tensor([1, -1]).repeat(64)
-    found = scores_of(dataclasses.replace(batch, lse=lse.reshape(batch.lse.shape)), dtype)
+    found = scores_of(lse, dtype)
     errors = (found + lse.double()).abs()
     assert bool((errors <= ROUNDINGS * lse.double().abs() + FLOOR[dtype]).all())
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.label)
 def test_numbers_out_of_range_are_nan(dtype):
-    batch = batch_of(dtype)
     most = MOST_OF_TERM[dtype] * TERM_UNITS[dtype][0]
-    lse = batch.lse.clone()
-    lse[..., :6] = torch.tensor([0.99 * most, 1.01 * most, -1.01 * most, math.nan, math.inf, -math.inf])
-    found = scores_of(dataclasses.replace(batch, lse=lse), dtype)
+    lse = torch.zeros(128)
+    lse[:6] = torch.tensor([0.99 * most, 1.01 * most, -1.01 * most, math.nan, math.inf, -math.inf])
+    found = scores_of(lse, dtype)
     assert found[:6].isnan().tolist() == [False, True, True, True, False, False]
     assert bool((found[4:6] <= -most).all()), "rows that attended nothing"
 

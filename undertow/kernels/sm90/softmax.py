@@ -37,8 +37,9 @@ def bounded(exponents: list[Float32]) -> list[Float32]:
     """Exponents of at most 1, which no pair that exists reaches by more than the rounding of LSE.
 
     Keys that do not exist have a score of 0, and 2^-LSE may overflow: dQ would then add infinity times their K, zero.
+    NaN stays NaN.
     """
-    return [cute.arch.fmin(exponent, Float32(1.0)) for exponent in exponents]
+    return [cute.arch.fmin(exponent, Float32(1.0), nan=True) for exponent in exponents]
 
 
 def masked(exponents: list[Float32], start: int, seen: tuple[Int32 | None, Int32 | None]) -> list[Float32]:
