@@ -11,7 +11,7 @@ from cutlass import Float32, Int32
 
 from undertow.kernels.sm100.bind import Channels, SharedMemory
 from undertow.kernels.sm100.context import TensorMaps
-from undertow.kernels.sm100.work import Work
+from undertow.kernels.sm100.work import Scalars, Work
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LoadContext:
 
 @dataclass(frozen=True)
 class ComputeContext:
-    """owner: the warpgroup, 0 or 1. thread: within it. scale_log2: softmax_scale * log2(e)."""
+    """owner: the warpgroup, 0 or 1. thread: within it."""
 
     plan: cutlass.Constexpr
     channels: Channels
@@ -36,7 +36,7 @@ class ComputeContext:
     owner: Int32
     thread: Int32
     work: Work
-    scale_log2: Float32
+    scalars: Scalars
 
 
 @dataclass(frozen=True)

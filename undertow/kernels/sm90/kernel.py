@@ -128,7 +128,7 @@ def backward_kernel(
         if work.trips > 0:
             dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
             compute(
-                ComputeContext(plan, channels(smem, "compute"), smem, owner, thread, work, scalars.softmax_scale_log2),
+                ComputeContext(plan, channels(smem, "compute"), smem, owner, thread, work, scalars),
                 dv,
                 dk,
             )

@@ -77,12 +77,10 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     """The plan for one element type and variant of attention.
 
     dtype: element type of Q, K, V, dO, P and dS.
-    Raises PlanError for a dtype that is not 16 bits wide, and for a softcap, which this kernel does not have.
+    Raises PlanError for a dtype that is not 16 bits wide.
     """
     if dtype.bytes != 2:
         raise PlanError(f"dtype {dtype.label} is {dtype.bytes} bytes wide; allowed: bf16, f16")
-    if attention.softcap:
-        raise PlanError("softcap is not there on sm_90a; allowed: None")
     return Plan(
         name="pingpong",
         what="two warpgroups in turns, dQ of the first one tile late",
@@ -151,6 +149,7 @@ def dq_accumulator_index(row: int, column: int) -> int:
 def row_term_index(row: int, number: int) -> int:
     """Element of a tile's row terms at which the terms of a number of a query row begin, 8 of them.
 
-    number: 0 is -LSE / softmax_scale, 1 is -D. Rows have 32 bytes under the 32-byte swizzle, as wgmma reads them.
+    number: 0 is -LSE / softmax_scale, or -LSE * log2(e) under a softcap; 1 is -D. Rows have 32 bytes under the 32-byte
+    swizzle, as wgmma reads them: the place within its 8 rows is all of a row that counts.
     """
     return (row * 2 + (number ^ (row // 4 % 2))) * (ROW_TERMS // 2)
