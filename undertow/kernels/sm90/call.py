@@ -1,6 +1,6 @@
 """A whole backward pass on SM90 as one compiled call; see `sm100.call`, whose terms these are.
 
-There is one schedule, and what the kernels do not have is refused by name: without a softcap, a softmax_scale near zero.
+There is one schedule. What the kernels do not have is refused by name: a softmax_scale near zero, but under a softcap.
 """
 
 from __future__ import annotations

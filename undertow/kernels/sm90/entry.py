@@ -56,7 +56,7 @@ def backward_pass(
 
 
 def lse_factor(variant: Variant, softmax_scale_log2: Float32) -> Float32:
-    """What LSE * log2(e) is multiplied with: the main kernel subtracts it from scores, under a softcap from exponents."""
+    """What LSE * log2(e) is multiplied with: it is taken off the scores, under a softcap off the exponents."""
     return Float32(-1.0) if variant.attention.softcap else Float32(-1.0) / softmax_scale_log2
 
 

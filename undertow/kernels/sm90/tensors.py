@@ -52,7 +52,6 @@ def check_scale(settings: Settings, dtype: DType) -> None:
 
     Raises: LaunchInputError.
     """
-    if settings.softcap is None and not abs(settings.scale) >= LEAST_SCALE[dtype]:
-        raise LaunchInputError(
-            f"softmax_scale={settings.scale}: must be at least {LEAST_SCALE[dtype]:g} in size for {dtype.label} on sm_90a"
-        )
+    scale, least = settings.scale, LEAST_SCALE[dtype]
+    if settings.softcap is None and not abs(scale) >= least:
+        raise LaunchInputError(f"softmax_scale={scale}: must be at least {least:g} in size for {dtype.label} on sm_90a")

@@ -14,6 +14,7 @@ the proxy fences between its stores to sdS and sdQ and who reads them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -163,7 +164,7 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, trip: Int32):
 def _softmax(c: ComputeContext, r: Registers, of: tuple, at: tuple[Int32, Int32], is_masked: bool) -> None:
     """P and dS of a tile, into registers for dV and dK and into sdS for dQ. of: S and dP in flight; at: trip, tile.
 
-    Under a softcap every chunk is taken from S to dS at once: beside dP there are no registers for all weights and tanh.
+    Under a softcap every chunk is taken from S to dS at once: there are no registers for all weights beside dP.
     """
     (s, dp), (trip, tile) = of, at
     rows = _matrix_rows(c, c.smem.address("sdS", trip % DS_STAGES))
