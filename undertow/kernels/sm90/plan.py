@@ -6,6 +6,9 @@ tile is kept transposed, keys by query rows, in the registers of the warpgroup t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from undertow.kernels.sm90.turns import programs
 from undertow.plan.attention import DENSE, Attention
 from undertow.plan.schema import (
     DType,
@@ -81,7 +84,7 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     """
     if dtype.bytes != 2:
         raise PlanError(f"dtype {dtype.label} is {dtype.bytes} bytes wide; allowed: bf16, f16")
-    return Plan(
+    planned = Plan(
         name="pingpong",
         what="two warpgroups in turns, dQ of the first one tile late",
         tile_m=TILE_M,
@@ -99,6 +102,7 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
         programs=(("load", load_program()), ("compute", compute_program())),
         attention=attention,
     )
+    return replace(planned, programs=(*planned.programs, *programs(planned)))
 
 
 def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
