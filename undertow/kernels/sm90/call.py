@@ -1,6 +1,6 @@
 """A whole backward pass on SM90 as one compiled call; see `sm100.call`, whose terms these are.
 
-There is one schedule, and what the kernels do not have is refused by name: a softcap, and a softmax_scale near zero.
+There is one schedule. What the kernels do not have is refused by name: a softmax_scale near zero, but under a softcap.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Setting
     """
     asked = call.variant_of(None, tensors, settings)
     planned(schedule, asked.dtype, asked.attention)
-    check_scale(settings.scale, asked.dtype)
+    check_scale(settings, asked.dtype)
     return Variant(asked.dtype, asked.attention, asked.rows)
 
 
@@ -83,5 +83,5 @@ def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, m
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """
-    check_scale(settings.scale, variant.dtype)
+    check_scale(settings, variant.dtype)
     return numbers(variant.attention, tensors, settings, multiprocessors)

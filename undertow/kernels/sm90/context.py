@@ -41,7 +41,7 @@ class EpilogueContext:
 
 @dataclass(frozen=True)
 class ComputeContext:
-    """owner: the warpgroup, 0 or 1. thread: within it. scale_log2: softmax_scale * log2(e)."""
+    """owner: the warpgroup, 0 or 1. thread: within it."""
 
     plan: cutlass.Constexpr
     channels: Channels
@@ -50,7 +50,7 @@ class ComputeContext:
     thread: Int32
     items: Items
     leaving: EpilogueContext
-    scale_log2: Float32
+    scalars: LaunchScalars
 
 
 @dataclass(frozen=True)

@@ -47,13 +47,18 @@ def backward_pass(
     packing_q = query_side(packings)
     inputs = preprocess.RowInputs(mO, mdO, batched(reads.mLSE, packed), batched(reads.mdLSE, packed), reads.mSink)
     outputs = preprocess.RowOutputs(terms, accumulator, claims, turns, parts)
-    lse_factor = Float32(-1.0) / scalars.softmax_scale_log2
-    preprocess.preprocess_on(variant.dtype, (inputs, outputs), packing_q, lse_factor, stream)
+    factor = lse_factor(variant, scalars.softmax_scale_log2)
+    preprocess.preprocess_on(variant.dtype, (inputs, outputs), packing_q, factor, stream)
     buffers = kernel.Workspaces(terms, accumulator, claims, turns)
     tensors = (kernel.Inputs(mQ, mK, mV, mdO), buffers, kernel.Outputs(mdK, mdV))
     kernel.backward_on(variant.plan, tensors, scalars, packings, stream)
     sums, results = postprocess.Sums(accumulator, parts), postprocess.Results(mdQ, writes.mdSink)
     postprocess.postprocess_on(sums, results, packing_q, scalars.softmax_scale, stream)
+
+
+def lse_factor(variant: Variant, softmax_scale_log2: Float32) -> Float32:
+    """What LSE * log2(e) is multiplied with: it is taken off the scores, under a softcap off the exponents."""
+    return Float32(-1.0) if variant.attention.softcap else Float32(-1.0) / softmax_scale_log2
 
 
 @cute.jit

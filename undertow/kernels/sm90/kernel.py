@@ -125,10 +125,8 @@ def backward_kernel(
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
         leaving = EpilogueContext(plan, smem, owner, thread, outputs.mdK, outputs.mdV, scalars.softmax_scale)
-        pipelines, scale = channels(smem, "compute"), scalars.softmax_scale_log2
-        compute(
-            ComputeContext(plan, pipelines, smem, owner, thread, items_of(smem, "compute", *numbers), leaving, scale)
-        )
+        pipelines, items = channels(smem, "compute"), items_of(smem, "compute", *numbers)
+        compute(ComputeContext(plan, pipelines, smem, owner, thread, items, leaving, scalars))
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):

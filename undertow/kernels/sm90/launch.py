@@ -111,7 +111,7 @@ def launches(
         if asked != has:
             raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
     check_tensors(compiled.plan, tensors)
-    check_scale(settings.scale, compiled.plan.dtype)
+    check_scale(settings, compiled.plan.dtype)
     work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
     described = []
     if tensors.q.numel():
@@ -127,7 +127,9 @@ def launches(
 
 
 def lse_factor(settings: Settings) -> float:
-    """-1 / (softmax_scale * log2(e)), of the float32 number that the main kernel multiplies with."""
+    """What the preprocess kernel multiplies LSE * log2(e) with, as `entry.lse_factor` has it."""
+    if settings.softcap is not None:
+        return -1.0
     return -1.0 / float(torch.tensor(settings.scale * LOG2_E, dtype=torch.float32))
 
 

@@ -6,6 +6,9 @@ tile is kept transposed, keys by query rows, in the registers of the warpgroup t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from undertow.kernels.sm90.turns import programs
 from undertow.plan.attention import DENSE, Attention
 from undertow.plan.schema import (
     DType,
@@ -32,6 +35,7 @@ TERM_UNITS = {DType.BF16: (1.0, 1.0), DType.F16: (2.0**6, 2.0**-10)}
 TERM_PLACES = (0, 2, 1, 3)  # in the order in which a number is split up: two of the large unit, two of the small one
 MOST_OF_TERM = {DType.BF16: 1e30, DType.F16: 6e4}  # in units
 K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
+ITEM_AHEAD = 1  # items that are claimed ahead of the load warp's; whose claim is late share more in L2
 ITEM_STAGES = 8  # load is up to 2 items ahead of compute, which still needs the one before its own
 ITEM_WORDS = 16  # 32-bit words that say what an item is
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
@@ -98,13 +102,11 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     """The plan for one element type and variant of attention.
 
     dtype: element type of Q, K, V, dO, P and dS.
-    Raises PlanError for a dtype that is not 16 bits wide, and for a softcap, which this kernel does not have.
+    Raises PlanError for a dtype that is not 16 bits wide.
     """
     if dtype.bytes != 2:
         raise PlanError(f"dtype {dtype.label} is {dtype.bytes} bytes wide; allowed: bf16, f16")
-    if attention.softcap:
-        raise PlanError("softcap is not there on sm_90a; allowed: None")
-    return Plan(
+    planned = Plan(
         name="pingpong",
         what="two warpgroups in turns, dQ of the first one tile late",
         tile_m=TILE_M,
@@ -127,6 +129,7 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
         ),
         attention=attention,
     )
+    return replace(planned, programs=(*planned.programs, *programs(planned)))
 
 
 def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
@@ -181,7 +184,8 @@ def compute_program() -> tuple[Step, ...]:
 
 def schedule_program() -> tuple[Step, ...]:
     """One item of the schedule warp."""
-    waits = (Wait(name, "empty", -ITEM_STAGES) for name in ITEM_PIPELINES)
+    ahead = {"schedule_load_item": ITEM_AHEAD}
+    waits = (Wait(name, "empty", -ahead.get(name, ITEM_STAGES)) for name in ITEM_PIPELINES)
     return (*waits, *(Signal(name, "full") for name in ITEM_PIPELINES))
 
 
@@ -199,6 +203,7 @@ def dq_accumulator_index(row: int, column: int) -> int:
 def row_term_index(row: int, number: int) -> int:
     """Element of a tile's row terms at which the terms of a number of a query row begin, 8 of them.
 
-    number: 0 is -LSE / softmax_scale, 1 is -D. Rows have 32 bytes under the 32-byte swizzle, as wgmma reads them.
+    number: 0 is -LSE / softmax_scale, or -LSE * log2(e) under a softcap; 1 is -D. Rows have 32 bytes under the 32-byte
+    swizzle, as wgmma reads them: the place within its 8 rows is all of a row that counts.
     """
     return (row * 2 + (number ^ (row // 4 % 2))) * (ROW_TERMS // 2)

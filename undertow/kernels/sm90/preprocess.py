@@ -62,7 +62,7 @@ class RowOutputs:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e))."""
+    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e)), or -1 under a softcap."""
 
     tile: QueryTile
     warp: Int32

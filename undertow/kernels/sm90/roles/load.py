@@ -32,15 +32,15 @@ def load(c: LoadContext):
         head, tile = Int32(0), work.first_tile
         if work.trips > 0:
             _load_trip(c, work, (trip, item), (head, tile))
-        number += 1
-        exists = c.items.wait(number)
-        if exists > 0:
-            _prefetch(c, c.items.work(number))
         for more in cutlass.range(1, work.trips, unroll=1):
             head, tile = work.after(head, tile)
             _load_trip(c, work, (trip + more, None), (head, tile))
         item += Int32(work.trips > 0)
         trip += work.trips
+        number += 1
+        exists = c.items.wait(number)
+        if exists > 0:
+            _prefetch(c, c.items.work(number))
 
 
 @cute.jit

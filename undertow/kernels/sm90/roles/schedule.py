@@ -1,8 +1,9 @@
 """The schedule warp: claims items for the CTA, one after another, and says what they are.
 
 Claims are made by an atomic addition, in the order of `undertow.plan.grid`. So CTAs that run at the same time work on
-neighbours, which share what they read, and nobody is idle before the last item is claimed. In deterministic mode an
-item waits for items with smaller numbers only; those were claimed before, by CTAs that run.
+neighbours, which share what they read, and nobody is idle before the last item is claimed. For both, claims are made
+late: when the load warp has begun with the item before. In deterministic mode an item waits for items with smaller
+numbers only; those were claimed before, by CTAs that run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from undertow.kernels.sm90.context import ScheduleContext
-from undertow.kernels.sm90.plan import ITEM_PIPELINES, ITEM_STAGES
+from undertow.kernels.sm90.plan import ITEM_AHEAD, ITEM_PIPELINES, ITEM_STAGES
 from undertow.kernels.sm90.work import EXISTS, described, words_of
 from undertow.kernels.sm100.work import kv_tiles, work_of
 
@@ -23,10 +24,10 @@ def schedule(c: ScheduleContext):
     total = kv_tiles(c.plan, seqlen_k, c.packings) * kv_heads * batches
     item, exists = Int32(0), Int32(1)
     while exists > 0:
+        for name in ITEM_PIPELINES:
+            c.channels[name].wait("empty", item - (ITEM_AHEAD if name == "schedule_load_item" else ITEM_STAGES))
         number = _claim(c) if item < c.scalars.most_items else total
         exists = Int32(number < total)
-        for name in ITEM_PIPELINES:
-            c.channels[name].wait("empty", item - ITEM_STAGES)
         if exists > 0:
             work = work_of(c.plan, c.scalars, c.mdK, c.query_heads, c.packings, number)
             _write(c, item, described(work), Int32(1))
