@@ -23,6 +23,7 @@ from undertow.plan.schema import (
 from undertow.plan.steps import Copy, Signal, Wait
 from undertow.plan.warpgroup_order import WarpgroupOrder, actors
 
+ITEMS = 5  # key/value tiles of a CTA: twice the stages of K and one more
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
 
@@ -144,8 +145,7 @@ def check_order(plan: Plan) -> None:
 
     Where warpgroups meet at named barriers also: rounds that are kept apart, and nothing read that nobody has written.
     """
-    for tiles in (1, TILES):
-        order = WarpgroupOrder(plan, tiles) if actors(plan) else Order(plan, tiles)
+    for order in _orders(plan):
         if isinstance(order, WarpgroupOrder):
             for message in (*order.rounds(), *order.uncounted()):
                 raise PlanError(f"{plan.name}: {message}")
@@ -158,6 +158,14 @@ def check_order(plan: Plan) -> None:
         if isinstance(order, WarpgroupOrder):
             for message in order.unwritten():
                 raise PlanError(f"{plan.name}: {message}")
+
+
+def _orders(plan: Plan) -> Iterator[Order]:
+    """Few tiles and many; where a CTA has several key/value tiles also those of one and of two query tiles."""
+    for tiles in (1, TILES):
+        yield WarpgroupOrder(plan, tiles) if actors(plan) else Order(plan, tiles)
+    if any(pipeline.per_item for pipeline in plan.pipelines):
+        yield from (WarpgroupOrder(plan, ITEMS * per_item, per_item) for per_item in (1, 2))
 
 
 def hazards(order: Order) -> Iterator[str]:

@@ -154,6 +154,21 @@ class Arrive:
     barrier: str
 
 
-WarpgroupStep = Group | Finish | Put | Take | Sync | Arrive
+@dataclass(frozen=True)
+class IfFirst:
+    """Steps of the trip of tile t if that is the first of its key/value tile, which is not the first of the CTA."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class IfLast:
+    """Steps of the trip of tile t if t + `tile` is the last query tile of its key/value tile."""
+
+    steps: tuple[Step, ...]
+    tile: int = 0
+
+
+WarpgroupStep = Group | Finish | Put | Take | Sync | Arrive | IfFirst | IfLast
 Step = Wait | Signal | Load | Store | Copy | Issue | TakeTurn | PassTurn | WarpgroupStep
 SynchronisedStep = Step | Guard | Join

@@ -4,6 +4,9 @@ The graph is that of `order.Order`; actors are the load warp, the compute warpgr
 the reduce warps. A warpgroup is one actor: its four warps arrive together at everything that it tells others. GEMMs
 read shared memory from their issue on until a wait for their group; nothing is assumed of the order among them.
 
+A CTA may work on several key/value tiles, one after another, of the same number of query tiles each. Pipelines that
+count key/value tiles are used in the first query tile of each; those of a schedule warp are taken as done.
+
 A named barrier counts arrivals in rounds. Who arrives a second time before a round is full completes it in somebody
 else's name, so that rounds have to be kept apart by other edges; `rounds` says where they are not.
 """
@@ -12,10 +15,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from undertow.plan.order import Access, Node, Order
 from undertow.plan.schema import WARP_THREADS, WARPGROUP_WARPS, Plan
-from undertow.plan.steps import Arrive, Finish, Group, Put, Step, Sync, Take, Touch
+from undertow.plan.steps import Arrive, Copy, Finish, Group, IfFirst, IfLast, Put, Signal, Step, Sync, Take, Touch, Wait
 
 FIRST, NEXT, LAST, EPILOGUE = "first", "next", "last", "epilogue"  # parts of an actor's program
 
@@ -33,9 +37,13 @@ def threads_of(plan: Plan, actor: str) -> int:
 
 
 class WarpgroupOrder(Order):
-    """The happens-before graph of `tiles` tiles under a plan that says all that its warpgroups do."""
+    """The happens-before graph of `tiles` tiles under a plan that says all that its warpgroups do.
 
-    def __init__(self, plan: Plan, tiles: int):
+    per_item: query tiles of each key/value tile; all of them if None.
+    """
+
+    def __init__(self, plan: Plan, tiles: int, per_item: int | None = None):
+        self._per_item = per_item or tiles
         self._groups: dict[str, list[int]] = defaultdict(list)
         self.meetings: dict[str, dict[str, list[tuple[int, int | None]]]] = defaultdict(lambda: defaultdict(list))
         super().__init__(plan, tiles)
@@ -115,7 +123,14 @@ class WarpgroupOrder(Order):
         self._connect()
 
     def _step(self, who: str, step: Step, tile: int, warpgroup: int | None = None) -> None:
-        if isinstance(step, Sync):
+        if isinstance(step, IfFirst | IfLast):
+            at = tile if isinstance(step, IfFirst) else tile + step.tile + 1
+            if at > 0 and at % self._per_item == 0:
+                for inner in step.steps:
+                    self._step(who, inner, tile)
+        elif isinstance(step, Wait | Signal | Copy) and self.plan.pipeline(step.pipeline).per_item:
+            self._of_item(who, step, tile)
+        elif isinstance(step, Sync):
             arrival = self._add(who, f"arrives at barrier {step.barrier}", step=step, tile=tile)
             departure = self._add(who, f"leaves barrier {step.barrier}")
             self.meetings[step.barrier][who].append((arrival, departure))
@@ -142,11 +157,22 @@ class WarpgroupOrder(Order):
         else:
             super()._step(who, step, tile, warpgroup)
 
+    def _of_item(self, who: str, step: Wait | Signal | Copy, tile: int) -> None:
+        """A step of a pipeline that counts key/value tiles; a signal says of which query tile, a wait of which item."""
+        if self.plan.pipeline(step.pipeline).producer == "schedule" or (who == "load" and tile % self._per_item):
+            return
+        if isinstance(step, Signal):
+            super()._step(who, replace(step, tile=0), (tile + step.tile) // self._per_item)
+        else:
+            super()._step(who, step, tile // self._per_item)
+
     def _parts(self, touch: Touch, trip: int, writes: bool) -> list[Access]:
         """The bytes of a touch, as one access for each part."""
         smem = self.plan.smem_region(touch.region)
         resident = any(touch.region in pipeline.first_also for pipeline in self.plan.pipelines)
         tile = 0 if resident else trip + touch.tile
+        if any(touch.region in pipeline.carries and pipeline.per_item for pipeline in self.plan.pipelines):
+            tile = max(tile, 0) // self._per_item
         slot = tile % smem.stages if touch.stage is None else touch.stage
         start = self.plan.smem_offsets[touch.region] + slot * smem.stage_bytes
         parts = touch.parts or (range(smem.stage_bytes),)

@@ -82,11 +82,19 @@ PIPELINES = (
         "compute",
         ("sK",),
         stages=K_STAGES,
+        per_item=True,
         why="the last dQ of the key/value tile has read K",
     ),
-    Pipeline("load_compute_v", "load", "compute", ("sV",), why="the last dP of the key/value tile has read V"),
+    Pipeline(
+        "load_compute_v",
+        "load",
+        "compute",
+        ("sV",),
+        per_item=True,
+        why="the last dP of the key/value tile has read V",
+    ),
     *(
-        Pipeline(f"schedule_{role}_item", "schedule", role, ("sItems",), stages=ITEM_STAGES, why=why)
+        Pipeline(f"schedule_{role}_item", "schedule", role, ("sItems",), stages=ITEM_STAGES, per_item=True, why=why)
         for role, why in (
             ("load", "load has read what the item is"),
             ("compute", "the dK and dV of the item are written"),
@@ -94,7 +102,6 @@ PIPELINES = (
         )
     ),
 )
-OF_ITEMS = ("load_compute_k", "load_compute_v")  # these count key/value tiles, the others of load query tiles
 ITEM_PIPELINES = ("schedule_load_item", "schedule_compute_item", "schedule_reduce_item")
 
 

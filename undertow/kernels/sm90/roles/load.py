@@ -13,7 +13,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.context import LoadContext
-from undertow.kernels.sm90.plan import ITEM_PIPELINES, OF_ITEMS
+from undertow.kernels.sm90.plan import ITEM_PIPELINES
 from undertow.kernels.sm100.bind import rows_layout
 from undertow.kernels.sm100.work import Work
 from undertow.plan.steps import Copy, Wait
@@ -68,7 +68,7 @@ def _load_trip(c: LoadContext, work: Work, at: tuple[Int32, Int32 | None], query
     for step in c.plan.program("load"):
         if step.pipeline in ITEM_PIPELINES:
             continue
-        number = item if step.pipeline in OF_ITEMS else trip
+        number = item if c.plan.pipeline(step.pipeline).per_item else trip
         if number is None:
             continue
         channel = c.channels[step.pipeline]
