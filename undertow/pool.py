@@ -36,6 +36,14 @@ def each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterato
         yield position, work(task)
 
 
+def in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
+    """As `each`, but all tasks run in `jobs` processes, whatever they take, and none in this one.
+
+    Raises: BrokenProcessPool if a process dies.
+    """
+    yield from _in_processes(work, tasks, 0, jobs)
+
+
 def apart(work: Callable[[Any], Any], task: Any) -> Any:
     """work(task) in a process of its own.
 

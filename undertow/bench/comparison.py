@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from undertow.bench.providers import UNDERTOW
 from undertow.bench.records import CYCLES, MEASURED, TIMES, Record
+from undertow.sweep.matrix import CELLS
+
+_PLACES = {cell.name: place for place, cell in enumerate(CELLS)}
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def _of_device(of_kind: Sequence[Record], device: str, kind: str) -> list[str]:
     rows = [[f"{device}, {'TFLOP/s' if kind == TIMES else 'million cycles'}", *providers]]
     rows[0] += ["matmul", "ours / best"] if kind == TIMES else ["ours / best"]
     cells = {(record.cell, record.provider): record for record in of_kind}
-    for cell in dict.fromkeys(record.cell for record in of_kind):
+    for cell in sorted(dict.fromkeys(record.cell for record in of_kind), key=_place):
         told = [_told(cells.get((cell, provider))) for provider in providers]
         ceiling = next((r.ceiling_tflops for r in of_kind if r.cell == cell and r.ceiling_tflops), None)
         lead = f"{ratios[cell]:.3f}" if cell in ratios else "-"
@@ -78,6 +81,11 @@ def _of_device(of_kind: Sequence[Record], device: str, kind: str) -> list[str]:
         "  ".join(word.rjust(width) if column else word.ljust(width) for column, (word, width) in enumerate(pairs))
         for pairs in (list(zip(row, widths)) for row in rows)
     ]
+
+
+def _place(cell: str) -> int:
+    """Of a cell in the matrix, whatever order they were measured in; behind it, if it is none of it."""
+    return _PLACES.get(cell, len(_PLACES))
 
 
 def _told(record: Record | None) -> str:

@@ -13,7 +13,7 @@ than the sum of their budgets (triangle inequality).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -63,13 +63,28 @@ class Verdict:
     complaint: str | None
 
 
+class Gates:
+    """Gates of many cells. Those that differ in the deterministic mode alone have the same true gradients."""
+
+    def __init__(self) -> None:
+        self._slices: dict[Hashable, list[Slices]] = {}
+
+    def of(self, workload: Workload) -> Gate:
+        """The gate of one workload, whose tensors depend on nothing but its cell and size."""
+        problem = workload.size, workload.cell.causal, workload.cell.dtype
+        gate = Gate(workload, self._slices.get(problem))
+        self._slices[problem] = gate.slices
+        return gate
+
+
 class Gate:
     """Knows the true gradients of one workload, where it looks."""
 
-    def __init__(self, workload: Workload):
+    def __init__(self, workload: Workload, slices: list[Slices] | None = None):
+        """slices: of another gate for the same tensors and mask."""
         self._workload = workload
         self._group = workload.size.heads.q // workload.size.heads.kv
-        self.slices = [self._judged(place) for place in places(workload)]
+        self.slices = slices or [self._judged(place) for place in places(workload)]
 
     def verdict(self, gradients: Gradients) -> Verdict:
         """Judge gradients in the shapes and the dtype of q, k, v of the workload."""
