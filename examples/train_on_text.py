@@ -9,7 +9,8 @@ The text is what every Python brings: the sources of its standard library, byte 
 On a GPU both backends are scaled_dot_product_attention under bf16 autocast with the forward pass of torch's flash
 kernel; `undertow` is `undertow.enable(forward="torch", strict=True)`, `torch` is the flash kernel as it comes, and
 `torch-again` is the same once more. Seeds differ in the first weights; all runs see the same text in the same order.
-Within a seed nothing but the backward pass of attention differs. Without a GPU, `undertow` is our kernel executed by the emulator, and `torch` is what torch computes on a CPU.
+Within a seed nothing but the backward pass of attention differs. Without a GPU, `undertow` is our kernel executed by
+the emulator, and `torch` is what torch computes on a CPU.
 
 The criterion, written down before the first comparison; n seeds, training losses in windows of 50 steps:
 
