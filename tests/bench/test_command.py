@@ -54,6 +54,7 @@ def test_without_a_gpu_nothing_is_measured_and_no_file_is_made(without_gpu, tmp_
     [
         (["--rounds", "0"], "--rounds=0: must be at least 1"),
         (["--block-seconds", "0"], "--block-seconds=0.0: must be above 0 and below 60"),
+        (["--jobs", "0"], "--jobs=0: must be at least 1"),
         (["--only", "mha-dense-9k-*"], "--only=mha-dense-9k-*: matches none of the 124 cells"),
         (["--report", "--fresh"], "--report --fresh: there would be nothing to report"),
         (["--report", "--output", "none.jsonl"], "none.jsonl: cannot be read: there is no such file"),
@@ -124,6 +125,8 @@ def test_a_run_measures_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "Bench", Small)
     monkeypatch.setattr(bench, "require_gpu", lambda: None)
     monkeypatch.setattr(bench, "uuid_of_current", lambda: "GPU-0")
+    monkeypatch.setattr(bench.warm, "WORTH_TASKS", 2)
+    monkeypatch.setattr(bench.warm, "in_processes", lambda work, todo, jobs: [(0, "no compiler"), (1, None)])
     monkeypatch.setattr(bench, "NvmlMonitor", lambda uuid: with_complaint(FakeMonitor()))
     monkeypatch.setattr(bench, "CudaStopwatch", lambda: FakeStopwatch(lambda *_: 0.1))
     monkeypatch.setattr(bench, "examine", lambda revision, monitor: H200)
@@ -137,6 +140,7 @@ def test_a_run_measures_what_is_missing(tmp_path, monkeypatch, capsys):
     assert measured == ["mha-dense-1k-bf16", "mha-dense-2k-bf16"]
     assert (report["records"], report["absent"], report["times"]["cells"]) == (4, {"absent": "not installed"}, 2)
     assert "undertow bench: no clocks" in said.err
+    assert "undertow, mha-dense-1k-bf16: no compiler" in said.err
     assert main([*words, "--only", "mha-dense-4k-bf16"]) == 0
     assert measured[2:] == ["mha-dense-4k-bf16"]
     assert main([*words, "--fresh"]) == 0 and len(measured) == 5

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.bench.stand_ins import cell_named, ideal_gradients, whole_scoring
-from undertow.bench.gate import Gate, places, within
+from undertow.bench.gate import Gate, Gates, places, within
 from undertow.bench.workload import workload
 from undertow.reference import Gradients, Scoring, attention_backward
 from undertow.sweep.matrix import Heads, Size
@@ -44,6 +44,15 @@ def test_slices_are_exact_and_the_ideal_pipeline_passes(name):
     verdict = gate.verdict(ideal_gradients(found))
     assert verdict.complaint is None
     assert all(0.79 < error / budget < 0.85 for error, budget in zip(verdict.errors, verdict.budget))  # 1 / 1.25
+
+
+def test_cells_that_differ_in_the_mode_alone_share_what_is_exact(gqa):
+    gates = Gates()
+    plain, twin, other = (
+        gates.of(loaded(name)) for name in (NAMES[0], f"{NAMES[0]}-deterministic", "gqa-dense-8k-bf16")
+    )
+    assert twin.slices is plain.slices and other.slices is not plain.slices
+    assert twin.verdict(gqa[2]) == plain.verdict(gqa[2]) == gqa[1].verdict(gqa[2])
 
 
 def test_both_ends_of_a_workload_are_looked_at():
