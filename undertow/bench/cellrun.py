@@ -122,7 +122,7 @@ def _judged(loaded: Workload, gate: Gate, provider: Provider) -> tuple[Judged, G
         complaint = verdict.complaint or participant.proof()
         if complaint is None and loaded.cell.deterministic:
             complaint = _other_bits(gradients, _called(participant))
-    except UnableError as error:
+    except (UnableError, NotImplementedError) as error:
         return Judged(name, UNABLE, str(error)), None
     except Exception as error:  # of a library, a compiler or a driver: told, and the others go on
         return Judged(name, BROKEN, f"{type(error).__name__}: {error}"), None
