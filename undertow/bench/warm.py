@@ -7,6 +7,7 @@ in that of flash-attn-4 (which is switched on for that), in those of torch.compi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -67,7 +68,8 @@ def warm(todo: Sequence[Task], jobs: int, say: Callable[[str], None] = lambda te
 
 
 def compile_one(task: Task, device: str = "cuda") -> str | None:
-    """Make the call of one task; what went wrong, or None."""
+    """Make the call of one task; what went wrong, or None. What a compiler warns of is told by nobody here."""
+    warnings.simplefilter("ignore")
     try:
         participant = PROVIDERS[task.provider].prepare(workload(task.cell, task.cell.full, device))
         with participant.around():
