@@ -39,7 +39,7 @@ def each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterato
 def in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
     """As `each`, but all tasks run in `jobs` processes, whatever they take, and these are killed in the end.
 
-    For work that leaves behind what takes seconds to take down: contexts of a GPU, compilers with processes of their own.
+    For work that leaves behind what takes seconds to end: contexts of a GPU, compilers with processes of their own.
     Raises: BrokenProcessPool if a process dies.
     """
     others = set(multiprocessing.active_children())

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from undertow.bench.providers import UNDERTOW
 from undertow.bench.records import CYCLES, MEASURED, TIMES, Record
-from undertow.sweep.matrix import CELLS
+from undertow.sweep.matrix import CELLS, Cell
 
-_PLACES = {cell.name: place for place, cell in enumerate(CELLS)}
+_CELLS = {cell.name: cell for cell in CELLS}
+_PLACES = {name: place for place, name in enumerate(_CELLS)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,30 @@ def leads(records: Iterable[Record], kind: str) -> list[Lead]:
 def geometric_mean(ratios: Sequence[float]) -> float | None:
     """None of nothing."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def by_factor(found: Iterable[Lead]) -> dict[str, dict[str, tuple[float, int]]]:
+    """Geometric mean of the ratios, and how many cells, for each value of each factor of the sweep."""
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for lead in found:
+        cell = _CELLS.get(lead.cell)
+        if cell is not None:
+            for factor, value in _factors(cell).items():
+                ratios.setdefault(factor, {}).setdefault(value, []).append(lead.ratio)
+    return {
+        factor: {value: (geometric_mean(of_value) or math.nan, len(of_value)) for value, of_value in of_factor.items()}
+        for factor, of_factor in ratios.items()
+    }
+
+
+def _factors(cell: Cell) -> dict[str, str]:
+    return {
+        "heads": cell.layout,
+        "mask": {"plain": "causal" if cell.causal else "dense", "local": "window", "varlen": "packed"}[cell.kind],
+        "length": str(cell.seqlen),
+        "dtype": cell.dtype,
+        "mode": "deterministic" if cell.deterministic else "any order",
+    }
 
 
 def table(records: Sequence[Record], kind: str) -> list[str]:

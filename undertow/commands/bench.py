@@ -11,7 +11,7 @@ from typing import Any
 
 from undertow.bench import charts, cycles, warm
 from undertow.bench.cellrun import Bench
-from undertow.bench.comparison import geometric_mean, leads, table
+from undertow.bench.comparison import by_factor, geometric_mean, leads, table
 from undertow.bench.machine import BenchError, CudaStopwatch, NvmlMonitor, examine, require_gpu, uuid_of_current
 from undertow.bench.measure import Method
 from undertow.bench.peers import PROVIDERS
@@ -208,10 +208,15 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
     lines: list[str] = []
     for kind in kinds:
         found = leads(records, kind)
+        factors = by_factor(found)
         worst = min(found, key=lambda lead: lead.ratio, default=None)
         report[kind] = {
             "cells": len(found),
             "geometric_mean_over_best_peer": geometric_mean([lead.ratio for lead in found]),
+            "by_factor": {
+                factor: {value: {"geometric_mean": mean, "cells": cells} for value, (mean, cells) in values.items()}
+                for factor, values in factors.items()
+            },
             "worst": None if worst is None else {f.name: getattr(worst, f.name) for f in fields(worst)},
         }
         lines += table(records, kind)
@@ -221,6 +226,10 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
                 "",
                 f"{mean:.3f} x the best of the others (geometric mean, cells by {kind}: {len(found)}), worst "
                 f"{worst.ratio:.3f} x {worst.best_peer} in {worst.cell}",
+                *(
+                    f"  by {factor}: " + ", ".join(f"{value} {mean:.3f} ({n})" for value, (mean, n) in values.items())
+                    for factor, values in factors.items()
+                ),
                 "",
             ]
     lines += [f"not here: {name}: {why}" for name, why in absent.items()]
