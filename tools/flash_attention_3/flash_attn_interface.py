@@ -261,43 +261,33 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None, None
 
 
-def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, window_size: tuple, deterministic: bool
-) -> Tensor:
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **mode: Any) -> Tensor:
     """q: (batch, seqlen, heads, head_dim) bf16 or fp16; k, v likewise, with heads that divide those of q.
 
+    mode: softmax_scale, causal, window_size (-1 is no bound) and deterministic, all of them.
     Raises: NotImplementedError for the deterministic mode.
     """
-    return _attention((q, k, v), (), {}, softmax_scale, (causal, window_size, deterministic))
+    return _attention((q, k, v), (), {}, mode)
 
 
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    softmax_scale: float,
-    causal: bool,
-    window_size: tuple,
-    deterministic: bool,
+    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, **mode: Any
 ) -> Tensor:
-    """The same of packed sequences, (tokens, heads, head_dim), that begin and end at int32 offsets."""
-    longest = {"max_seqlen": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-    mode = causal, window_size, deterministic
-    return _attention((q, k, v), (cu_seqlens_q, cu_seqlens_k), longest, softmax_scale, mode)
+    """The same of packed sequences, (tokens, heads, head_dim), that begin and end at int32 offsets.
+
+    mode: as above, and the longest sequence of each, max_seqlen_q and max_seqlen_k.
+    """
+    longest = {"max_seqlen": mode.pop("max_seqlen_q"), "max_seqlen_k": mode.pop("max_seqlen_k")}
+    return _attention((q, k, v), (cu_seqlens_q, cu_seqlens_k), longest, mode)
 
 
 def _attention(
-    tensors: tuple[Tensor, ...], starts: tuple[Tensor, ...], longest: dict[str, int], scale: float, mode: tuple
+    tensors: tuple[Tensor, ...], starts: tuple[Tensor, ...], longest: dict[str, int], mode: dict[str, Any]
 ) -> Tensor:
-    causal, (left, right), deterministic = mode
-    if deterministic:
+    if mode["deterministic"]:
         raise NotImplementedError("this build of FlashAttention 3 has no deterministic backward pass")
-    attributes = {"softmax_scale": float(scale), "is_causal": causal, **longest}
+    left, right = mode["window_size"]
+    attributes = {"softmax_scale": float(mode["softmax_scale"]), "is_causal": mode["causal"], **longest}
     attributes |= {"window_size_left": left, "window_size_right": right}
     q, k, v = (x.contiguous() for x in tensors)
     return Attention.apply(q, k, v, starts, attributes)
