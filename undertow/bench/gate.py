@@ -22,10 +22,11 @@ from torch import Tensor
 
 from undertow.bench.workload import Workload
 from undertow.reference import (
+    Forward,
     Gradients,
     RowStats,
     Scoring,
-    attention_forward,
+    blocks,
     ideal_backward,
     ideal_sums,
     round_to,
@@ -127,7 +128,7 @@ class Gate:
         w, q_heads = self._workload, _query_heads(place, self._group)
         q, dout = (x[place.rows, q_heads][None] for x in (w.q, w.dout))
         k, v = (x[place.rows, _one(place)][None] for x in (w.k, w.v))
-        forward = attention_forward(q, k, v, w.scoring)
+        forward = forward_of(q, k, v, w.scoring)
         true = row_stats(forward.out, dout, forward.lse)
         kept = row_stats(round_to(forward.out, q.dtype), dout, forward.lse.float())
         length = q.shape[1]
@@ -147,6 +148,22 @@ class Gate:
                     ideal[index].append(nearest[index][0])
         truth = Gradients(*map(torch.cat, exact))
         return Slices(place, parts, truth, Errors(*map(relative_error, map(torch.cat, ideal), truth)))
+
+
+def forward_of(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Forward:
+    """As `attention_forward`, with half as many passes over the scores, which at full size are what takes the time.
+
+    Every row sees a key.
+    """
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float64, device=q.device)
+    for block in blocks(q, k, v, scoring):
+        top = block.scores.amax(1, keepdim=True)
+        weights = block.scores.sub_(top).exp_()
+        total = weights.sum(1)
+        lse[block.row_index] = top[:, 0] + total.log()
+        out[block.where] = weights @ block.v / total[:, None]
+    return Forward(out, lse)
 
 
 def places(workload: Workload) -> Iterator[Place]:
