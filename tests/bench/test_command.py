@@ -12,9 +12,10 @@ import torch
 from tests.bench.stand_ins import H200, FakeMonitor, FakeStopwatch, Ideal, record
 from undertow.bench import charts
 from undertow.bench.comparison import Lead, by_factor, geometric_mean, leads, table
-from undertow.bench.records import CYCLES, TIMES, RecordError, RecordFile
+from undertow.bench.records import CYCLES, TIMES, RecordFile
 from undertow.cli import main
 from undertow.commands import bench
+from undertow.record_file import RecordError
 
 CELL, OTHER = "mha-dense-8k-bf16", "mha-causal-8k-bf16"
 RECORDS = [

@@ -16,13 +16,14 @@ from undertow.bench.machine import BenchError, CudaStopwatch, NvmlMonitor, exami
 from undertow.bench.measure import Method
 from undertow.bench.peers import PROVIDERS
 from undertow.bench.providers import UNDERTOW, Provider
-from undertow.bench.records import CYCLES, MEASURED, TIMES, WRONG, Record, RecordError, RecordFile, write_csv
+from undertow.bench.records import CYCLES, MEASURED, TIMES, WRONG, Record, RecordFile, write_csv
 from undertow.bench.work import tensor_flops_per_cycle
 from undertow.cases import CaseError
 from undertow.cli import Outcome
 from undertow.commands.sweep import chosen
 from undertow.pool import cores
 from undertow.progress import Progress
+from undertow.record_file import RecordError
 from undertow.sweep.matrix import Cell
 
 DESCRIPTION = """\

@@ -21,6 +21,7 @@ from undertow.plan.schema import (
     PlanError,
 )
 from undertow.plan.steps import Copy, Signal, Wait
+from undertow.plan.warpgroup_order import WarpgroupOrder, actors
 
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
@@ -101,10 +102,10 @@ def check_registers(plan: Plan) -> None:
 
 def check_pipelines(plan: Plan) -> None:
     """Every side that exists is completed by its role's program, and slots can be addressed by masking."""
-    for role, steps in plan.programs:
+    for name, steps in plan.programs:
         for step in steps:
             if isinstance(step, Wait | Signal | Copy):
-                _check_end(plan, role, step)
+                _check_end(plan, name.partition("[")[0], step)
     for pipeline in plan.pipelines:
         if pipeline.stages < 1 or pipeline.stages & (pipeline.stages - 1):
             raise PlanError(f"{plan.name}: {pipeline.name} has {pipeline.stages} stages; allowed: powers of two")
@@ -139,15 +140,24 @@ def _completes(plan: Plan, role: str, pipeline: str, side: str) -> bool:
 
 
 def check_order(plan: Plan) -> None:
-    """No circle of waits, no wait for a phase that nobody completes, no unordered or stale access."""
+    """No circle of waits, no wait for a phase that nobody completes, no unordered or stale access.
+
+    Where warpgroups meet at named barriers also: rounds that are kept apart, and nothing read that nobody has written.
+    """
     for tiles in (1, TILES):
-        order = Order(plan, tiles)
+        order = WarpgroupOrder(plan, tiles) if actors(plan) else Order(plan, tiles)
+        if isinstance(order, WarpgroupOrder):
+            for message in (*order.rounds(), *order.uncounted()):
+                raise PlanError(f"{plan.name}: {message}")
         if order.cyclic:
             raise PlanError(f"{plan.name}: the schedule deadlocks, in a circle: {', then '.join(order.cycle)}")
         for wait, following in order.unsignalled():
             raise PlanError(f"{plan.name}: {wait}, which nobody completes, before it {following}")
         for message in hazards(order):
             raise PlanError(f"{plan.name}: {message}")
+        if isinstance(order, WarpgroupOrder):
+            for message in order.unwritten():
+                raise PlanError(f"{plan.name}: {message}")
 
 
 def hazards(order: Order) -> Iterator[str]:

@@ -228,7 +228,8 @@ class Plan:
         return _arrival(pipeline.producer)
 
     def empty_arrival(self, pipeline: Pipeline) -> Arrival:
-        return _arrival(pipeline.consumer)
+        arrival = _arrival(pipeline.consumer)
+        return Arrival.WARPS if arrival is Arrival.TMA else arrival  # bytes arrive on the full side only
 
     def arrivals(self, pipeline: Pipeline, side: str) -> int:
         """Arrival count of a pipeline's `full` or `empty` mbarrier."""
