@@ -43,7 +43,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch"},
     ),
     "bench": (
-        {"", "attention", "kernels", "record_file", "reference", "runtime", "sweep", "tolerance"},
+        {"", "attention", "kernels", "pool", "record_file", "reference", "runtime", "sweep", "tolerance"},
         {"matplotlib", "torch"},
     ),
     "timing": ({"cache", "cases", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
