@@ -21,6 +21,7 @@ from .uops import Form, Kind, Unit, form_of
 
 _UNIFORM_SOURCES = ("%ctaid", "%nctaid", "%ntid", "%clusterid", "%nclusterid", "%cluster_", "%smid", "%nsmid")
 _FOLDED = ("add", "or")
+_PRODUCTS, _SUMS = ("mul.f32", "mul.ftz.f32"), ("add.f32", "sub.f32", "add.ftz.f32", "sub.ftz.f32")
 _LONG = 4  # from so many instructions on, one on uniform values is no single uniform instruction
 
 
@@ -84,6 +85,7 @@ class Lowering:
         self._forms = [form_of(decoded) for decoded in program.code]
         self._check_waits()
         self._fold_constants()
+        self._contract()
         self._async = frozenset(
             name for decoded in program.code for typed in decoded.operands.values() if typed.spec.is_async
             for name in names_in(typed.operand)
@@ -134,6 +136,21 @@ class Lowering:
                 if all(makers[name] == 1 for name in written):
                     constant.update(written)
                     self._forms[decoded.index] = Form(Kind.ALIAS)
+
+    def _contract(self) -> None:
+        """A product that only one sum uses is part of a fused multiply-add, where neither asks for a rounding."""
+        code = self.program.code
+        uses = Counter(name for decoded in code for name in reads_of(decoded))
+        products = {
+            name for decoded in code if decoded.instruction.mnemonic in _PRODUCTS and not decoded.guard
+            for name in writes_of(decoded) if uses[name] == 1
+        }  # fmt: skip
+        makers = {name: decoded for decoded in code for name in writes_of(decoded) if name in products}
+        for decoded in code:
+            if decoded.instruction.mnemonic in _SUMS:
+                fused = next((name for name in self._sources(decoded) if name in products), None)
+                if fused:
+                    self._forms[makers[fused].index] = Form(Kind.ALIAS)
 
     def _copies(self) -> dict[str, tuple[str, ...]]:
         """Registers that are only ever copied from others, and what those are.
