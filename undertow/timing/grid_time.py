@@ -2,12 +2,15 @@
 
 A CTA takes a fixed time (launch, prologue, filling and draining its pipelines, epilogue) and a time for each of its
 tiles; tiles that need a mask have a time of their own. One CTA fills an SM.
+
+All SMs are taken to be busy all the time, which the constants of copies and reductions presuppose; the last CTAs of a
+launch have the chip more and more to themselves, and may be faster than is said here.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +18,14 @@ import numpy as np
 
 from undertow.plan.grid import Grid
 from undertow.plan.tiles import Tiling
+from undertow.timing.constants import BOTH, ConstantSpec
+
+LAUNCH_CONSTANTS: dict[str, ConstantSpec] = {
+    "cta_turnover_cycles": ConstantSpec("from the end of a CTA to the first instruction of the next on its SM", "cycles"),
+    "launch_cycles": ConstantSpec("what a launch takes beyond its CTAs, as counters of the whole chip see it", "cycles"),
+    "sm_clock_ghz": ConstantSpec("SM clock while such a kernel runs", "GHz", BOTH, 0.1),
+}
+"""What a chip file has to say beyond what the engine reads of one CTA."""
 
 
 class TileCounts(NamedTuple):
@@ -63,12 +74,18 @@ def work_of(grid: Grid, tiling: Tiling, heads: int = 1) -> list[TileCounts]:
     return [of_tile[grid.place(number).kv_tile] for number in range(grid.num_ctas)]
 
 
-def launch_cycles(work: Sequence[TileCounts], cta: CtaTime, num_sms: int) -> float:
-    """From the start of the first CTA to the end of the last: each takes the SM that is free first."""
-    cycles = {counts: cta.cycles(counts) for counts in set(work)}
+def launch_time(work: Sequence[TileCounts], cta: CtaTime, num_sms: int, constants: Mapping[str, float]) -> float:
+    """Cycles of a launch: each CTA takes the SM that is free first.
+
+    constants: those of LAUNCH_CONSTANTS.
+    """
+    turnover = constants["cta_turnover_cycles"]
+    cycles = {counts: cta.cycles(counts) + turnover for counts in set(work)}
     if len(cycles) == 1:
-        return -(-len(work) // num_sms) * next(iter(cycles.values()))
-    free = [0.0] * min(num_sms, len(work))
-    for counts in work:
-        heapq.heapreplace(free, free[0] + cycles[counts])
-    return max(free, default=0.0)
+        end = -(-len(work) // num_sms) * next(iter(cycles.values()))
+    else:
+        free = [0.0] * min(num_sms, len(work))
+        for counts in work:
+            heapq.heapreplace(free, free[0] + cycles[counts])
+        end = max(free, default=turnover)
+    return constants["launch_cycles"] + end - turnover  # nothing follows the last one
