@@ -43,6 +43,7 @@ _ISSUE = {
     "convert_interval": _spec("conversion of two fp32 to packed 16-bit values", _INTERVAL),
     "convert_shares_alu": _spec("1: packed conversions take the ALU pipe, 0: one of their own", ("switch", BOTH)),
     "arithmetic_latency": _spec("from an instruction of the FMA or ALU pipe to one that uses its result"),
+    "uniform_latency": _spec("from an integer instruction on values that all lanes share to one that uses its result"),
     "predicate_latency": _spec("from a compare to a branch, select or guard that uses the predicate"),
     "mufu_latency": _spec("from ex2 to one that uses its result"),
     "shuffle_latency": _spec("from shfl to one that uses its result"),
