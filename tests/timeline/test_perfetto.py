@@ -38,25 +38,32 @@ def slices(events) -> list[tuple[str, int, int, int]]:
     return sorted(found, key=lambda one: (one[2], one[1]))
 
 
-CTA = "Root/Grid0 kernel: split (predicted)/GPC (predicted)/TPC | VSM (predicted)/CTA(0, 0, 0)"
+GRID = "Root/Grid1"
+CTA = f"{GRID}/GPC(ID not available)/TPC(ID not available)|VSM(ID not available)/CTA(0, 0, 0)"
 
 
 def test_tracks_are_laid_out_as_the_tracer_lays_them_out():
-    paths, _ = parsed(trace([timeline()]))
+    paths, _ = parsed(trace([timeline(barriers=1)]))
     below = [path.removeprefix(CTA + "/") for path in paths.values() if path.startswith(CTA + "/")]
     warps = [name for name in below if name.startswith("Warp") and "/" not in name]
     assert warps == ["Warp00", "Warp04", "Warp05", "Warp13"]
-    assert {"tensor pipe", "tma"} <= set(below)
+    assert {"tensor pipe", "tma", "Warp04/StackedRanges", "Warp04/Marker"} <= set(below)
 
 
-def test_ranges_of_a_warp_nest_in_its_life():
+def test_the_kernel_and_every_warp_have_a_slice_of_their_whole_time():
+    _, events = parsed(trace([timeline(), timeline("aliased")]))
+    assert slices(events[GRID]) == [("kernel:split, gridId: 1", 0, 0, 3000)]
+    assert slices(events["Root/Grid2"]) == [("kernel:aliased, gridId: 2", 0, 0, 3000)]
+    assert slices(events[f"{CTA}/Warp05"]) == [(LIFE, 0, 0, 2920)]
+
+
+def test_ranges_of_a_warp_nest():
     _, events = parsed(trace([timeline()]))
-    of_warp = slices(events[f"{CTA}/Warp04"])
-    assert of_warp[0][:2] == (LIFE, 0)
+    of_warp = slices(events[f"{CTA}/Warp04/StackedRanges"])
     by_name = {name: (depth, begin, end) for name, depth, begin, end in reversed(of_warp)}
-    assert by_name["softmax"] == (1, 100, 500)
-    assert by_name["mma_compute_s.empty"] == (2, 150, 152)  # within the softmax
-    assert by_name["wait mma_compute_s.full"] == (1, 0, 100)
+    assert by_name["softmax"] == (0, 100, 500)
+    assert by_name["mma_compute_s.empty"] == (1, 150, 152)  # within the softmax
+    assert by_name["wait mma_compute_s.full"] == (0, 0, 100)
 
 
 def test_a_clock_turns_cycles_into_nanoseconds():
@@ -67,7 +74,7 @@ def test_a_clock_turns_cycles_into_nanoseconds():
 def test_barriers_are_instants_of_every_warp_that_met():
     _, events = parsed(trace([timeline(barriers=2)]))
     for warp in ("Warp04", "Warp05"):
-        met = events[f"{CTA}/{warp}/barriers"]
+        met = events[f"{CTA}/{warp}/Marker"]
         assert [packet.track_event.name for packet in met] == ["compute"] * 6
         assert {packet.track_event.type for packet in met} == {perfetto.TrackEvent.TYPE_INSTANT}
 

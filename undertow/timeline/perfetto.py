@@ -1,9 +1,9 @@
-"""A timeline as a Perfetto trace, laid out as NVIDIA's in-kernel event tracer lays out what it measured.
+"""A timeline as a Perfetto trace, laid out as NVIDIA's in-kernel event tracer (run-iket) lays out what it measured.
 
-Tracks, from the root: `Grid`, `GPC`, `TPC | VSM`, `CTA(0, 0, 0)`, `WarpNN`; a warp's track has the slice `Warp Life
-Time`, and its ranges nest in it, so that both traces can be opened beside each other. What the tracer does not see
-follows below the warps of the CTA: the tensor pipe, copies, reductions. Where the tracer has identifiers of the
-hardware, this trace says `predicted`. A barrier is an instant on every warp that met there.
+Tracks as in a trace of nvidia-cutlass-dsl 4.8.1 on an H200, from the root: `Grid1` with a slice for the kernel, GPC,
+`TPC|VSM`, `CTA(0, 0, 0)`, `Warp00` with the slice `Warp Life Time`; below a warp `StackedRanges` with ranges that nest,
+and `Marker` with instants, here the barriers at which warps met. So a predicted and a real trace can be opened beside
+each other. What the tracer does not see follows below the warps of the CTA: the tensor pipe, copies, reductions.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from undertow.timeline.rows import Row, rows_of
-from undertow.timing.results import Kind, Meeting, Span, Timeline
+from undertow.timing.results import Kind, Span, Timeline
 
 CATEGORY = "predicted"
 LIFE = "Warp Life Time"
+STACK, MARKER = "StackedRanges", "Marker"
+HARDWARE = ("GPC(ID not available)", "TPC(ID not available)|VSM(ID not available)")  # as where the tracer has none
+STACK_RANK, MARKER_RANK = 100, 200  # below the ranges that do not nest
 SEQUENCE = 1  # all packets are of one writer
 
 
@@ -34,16 +37,15 @@ class _Trace:
     tracks: int = 0
     children: dict[int, int] = field(default_factory=dict)
 
-    def track(self, name: str, parent: int = 0, description: str = "") -> int:
-        """A new track below `parent`, behind those that are there; its uuid."""
+    def track(self, name: str, parent: int = 0, *, rank: int | None = None, description: str = "") -> int:
+        """A new track below `parent`, at `rank` or behind those that are there; its uuid."""
         self.tracks += 1
-        packet = self._packet()
-        described = packet.track_descriptor
+        described = self._packet().track_descriptor
         described.uuid, described.name = self.tracks, name
         described.child_ordering = described.EXPLICIT
         if parent:
             described.parent_uuid = parent
-            described.sibling_order_rank = self.children.get(parent, 0)
+            described.sibling_order_rank = self.children.get(parent, 0) if rank is None else rank
             self.children[parent] = described.sibling_order_rank + 1
         if description:
             described.description = description
@@ -94,7 +96,7 @@ def trace(timelines: Sequence[Timeline], clock_mhz: float | None = None) -> byte
         raise TraceError(f"a trace needs perfetto, which cannot be imported: {error}") from error
     written = _Trace(TraceProtoBuilder(), 1 if clock_mhz is None else 1e3 / clock_mhz)
     root = written.track("Root")
-    for number, timeline in enumerate(timelines):
+    for number, timeline in enumerate(timelines, start=1):
         _grid(written, root, timeline, number)
     return written.builder.serialize()
 
@@ -103,37 +105,36 @@ def _grid(written: _Trace, root: int, timeline: Timeline, number: int) -> None:
     scale = "1 ns is one SM cycle" if written.nanoseconds == 1 else f"one SM cycle is {written.nanoseconds:.6g} ns"
     assumed = ", ".join(timeline.assumed) or "none"
     told = f"Predicted for {timeline.chip}, nothing is measured; {scale}. Assumed constants: {assumed}."
-    above = written.track(f"Grid{number} kernel: {timeline.kernel} (predicted)", root, told)
-    for name in ("GPC (predicted)", "TPC | VSM (predicted)", "CTA(0, 0, 0)"):
-        above = written.track(name, above)
+    grid = written.track(f"Grid{number}", root, description=told)
+    written.event(
+        grid, "SLICE_BEGIN", 0.0, f"kernel:{timeline.kernel}, gridId: {number}", chip=timeline.chip, told=told
+    )
+    written.event(grid, "SLICE_END", timeline.cycles)
+    cta = grid
+    for name in (*HARDWARE, "CTA(0, 0, 0)"):
+        cta = written.track(name, cta)
     rows = rows_of(timeline)
     for row in sorted((row for row in rows if row.warp is not None), key=lambda row: row.warp or 0):
-        _warp(written, above, row, timeline)
+        _warp(written, cta, row, timeline)
     for row in rows:
         if row.warp is None:
-            for index, lane in enumerate(lanes(row.spans)):
-                name = row.name if row.name != "tensor" else "tensor pipe"
-                _slices(written, written.track(name if not index else f"{name} ({index + 1})", above), lane)
+            name = "tensor pipe" if row.role == "tensor" else row.name
+            for lane in lanes(row.spans):
+                _slices(written, written.track(name, cta), lane)
 
 
 def _warp(written: _Trace, cta: int, row: Row, timeline: Timeline) -> None:
-    first, *more = lanes(row.spans) or [[]]
-    track = written.track(f"Warp{row.warp:02d}", cta, row.role)
+    track = written.track(f"Warp{row.warp:02d}", cta, description=row.role)
     end = max([span.end for span in row.spans], default=timeline.cycles)
     written.event(track, "SLICE_BEGIN", 0.0, LIFE, role=row.role)
-    _slices(written, track, first)
     written.event(track, "SLICE_END", end)
-    for lane in more:
-        _slices(written, written.track(f"Warp{row.warp:02d} ranges", track), lane)
+    for lane in lanes(row.spans):
+        _slices(written, written.track(STACK, track, rank=max(STACK_RANK, written.children.get(track, 0))), lane)
     met = [meeting for meeting in timeline.meetings if row.name in meeting.rows]
     if met:
-        barriers = written.track("barriers", track)
+        markers = written.track(MARKER, track, rank=MARKER_RANK)
         for meeting in met:
-            _instant(written, barriers, meeting)
-
-
-def _instant(written: _Trace, track: int, meeting: Meeting) -> None:
-    written.event(track, "INSTANT", meeting.at, meeting.name, rows=len(meeting.rows))
+            written.event(markers, "INSTANT", meeting.at, meeting.name, warps=len(meeting.rows))
 
 
 def _slices(written: _Trace, track: int, spans: Sequence[Span]) -> None:
