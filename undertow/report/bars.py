@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from undertow.plan.drawing import GRID, INK, MUTED, Drawing
 from undertow.timeline.window import ticks
 
-LEFT, RIGHT, TOP, PLOT, FOOT = 66, 24, 58, 270, 62  # pixels: numbers, margin, heading, plot, names below
+LEFT, RIGHT, TOP, PLOT, FOOT = 66, 24, 58, 270, 74  # pixels: numbers, margin, heading, plot, names below
 LEGEND = 30  # pixels of a line of the legend
 BAR, GAP = 30, 26  # pixels: the widest bar, between groups
 CHARACTER = 7.2  # pixels of one at size 13, at most

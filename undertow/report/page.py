@@ -167,15 +167,19 @@ def _figure(figure: Figure, key: str) -> str:
 
 def _table(table: Table) -> str:
     assert all(len(row) == len(table.columns) == len(table.sources) for row in table.rows)
+    used = dict.fromkeys(source for source in table.sources if source)
+    labels = list(dict.fromkeys(source.label for source in used))
     heads = "".join(
-        f'<th scope="col"{_labelled(source)}>{_inline(name)}{f" {badge(source.label)}" if source else ""}</th>'
+        f'<th scope="col"{_labelled(source)}>{_inline(name)}'
+        f"{f' {badge(source.label)}' if source and len(labels) > 1 else ''}</th>"
         for name, source in zip(table.columns, table.sources, strict=True)
     )
     rows = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
-    used = dict.fromkeys(source for source in table.sources if source)
     told = " ".join(_told(source) for source in used)
+    badges = "".join(f"{badge(label)} " for label in labels)
     return (
-        f'<div class="wide" tabindex="0"><table><caption>{_inline(table.caption)} <span class="source">{told}</span>'
+        f'<div class="wide" tabindex="0"><table><caption>{badges}{_inline(table.caption)} '
+        f'<span class="source">{told}</span>'
         f"</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -186,7 +190,8 @@ def _cells(table: Table, row: Sequence[str | Cell]) -> str:
         text, source = (content.text, content.source) if isinstance(content, Cell) else (content, of_column)
         kind = "td" if index else 'th scope="row"'
         number = ' class="number"' if source and index and re.match(r"[-+]?[\d.]", text) else ""
-        cells.append(f"<{kind}{_labelled(source)}{number}>{_inline(text)}</{kind.split()[0]}>")
+        told = badge(source.label) if source and text == source.label else _inline(text)
+        cells.append(f"<{kind}{_labelled(source)}{number}>{told}</{kind.split()[0]}>")
     return "".join(cells)
 
 
