@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from undertow.cases import CaseError, Kernel
+from undertow.cases import Kernel
 from undertow.inputs import Shape, random_batch
 from undertow.kernels.backward import plan_named
 from undertow.plan.attention import Attention
@@ -16,7 +16,7 @@ from undertow.plan.tiles import Band, Tiling
 from undertow.reference import Scoring
 from undertow.timing.grid_time import TileCounts, work_of
 from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes
-from undertow.timing.record import record
+from undertow.timing.trace import record
 
 HEAD_DIM = 64
 FORWARD_PER_PAIR = 4 * HEAD_DIM
@@ -78,10 +78,20 @@ def seen_pairs(seqlen_q: int, seqlen_k: int, band: Band) -> int:
     return int((end - first).clamp(min=0).sum())
 
 
+def masked_share(work: Sequence[TileCounts]) -> float:
+    """Of all tiles of a launch."""
+    masked, tiles = sum(counts.masked for counts in work), sum(sum(counts) for counts in work)
+    return masked / tiles if tiles else 0.0
+
+
 def recorded(
-    arch: str, schedules: Sequence[str], problem: Problem, step: Callable[[str], None] = lambda text: None
+    arch: str,
+    schedules: Sequence[str],
+    problem: Problem,
+    point: Mapping[str, float],
+    step: Callable[[str], None] = lambda text: None,
 ) -> Kernels:
-    """The main kernels of the schedules, for the mask of a problem.
+    """The main kernels of the schedules, for the mask of a problem. point: constants of the chip, at its best guesses.
 
     Raises: LaunchInputError, PlanError, CompileError; TimingError for what cannot be replayed.
     """
@@ -91,24 +101,16 @@ def recorded(
         ctas = []
         for shape in sample_shapes(problem.band):
             kernel = replace(_main_kernel(arch, schedule, problem, shape), name=schedule)
-            ctas.append(Recorded(first_cta(shape, problem.attention.descending), record(kernel)))
+            ctas.append(Recorded(first_cta(shape, problem.attention.descending), record(kernel, point)))
         kernels[schedule] = tuple(ctas)
     return Kernels(kernels)
 
 
 def _main_kernel(arch: str, schedule: str, problem: Problem, shape: SampleShape) -> Kernel:
-    """The main kernel under a launch of one CTA, the first."""
     from undertow.backward_case import batch_case
 
     plan_named(arch, schedule, attention=problem.attention)  # says what the architecture does not have
     scoring = Scoring(window=shape.window, softcap=1.0 if problem.softcap else None)
     batch = random_batch(Shape(1, shape.seqlen_q, shape.seqlen_k, 1), 0, scoring, problem.dtype)
     _, main, _ = batch_case(batch, schedule, False, arch)
-    return first_cta_only(main)
-
-
-def first_cta_only(kernel: Kernel) -> Kernel:
-    """The same launch without its other CTAs: the first neither waits for them nor reads what they write."""
-    if kernel.launch.cluster not in ((1,), (1, 1), (1, 1, 1)):
-        raise CaseError(f"cluster={kernel.launch.cluster}: clusters of several CTAs have no timing model")
-    return replace(kernel, launch=replace(kernel.launch, grid=(1, 1, 1)))
+    return main

@@ -13,7 +13,7 @@ from undertow.cases import CaseError
 from undertow.cli import Outcome
 from undertow.commands import ablation
 from undertow.commands.attention import add_attention, scoring_of
-from undertow.commands.recorded import Problem, first_cta_only, recorded
+from undertow.commands.recorded import Problem, masked_share, recorded
 from undertow.commands.targets import add_schedule
 from undertow.emulator import Deadlock, LaunchError, UnsupportedPtx
 from undertow.inputs import DTYPES, InputError, Shape
@@ -31,9 +31,9 @@ from undertow.timing.chip import Chip, ChipError, read_chip
 from undertow.timing.errors import TimingError
 from undertow.timing.grid_time import TileCounts, launch_time
 from undertow.timing.kernel_time import Kernels, Recorded, Replayed
-from undertow.timing.predict import Drawer, Draws, held
+from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
-from undertow.timing.record import record
+from undertow.timing.trace import record
 from undertow.timing.results import Prediction, Timeline
 
 DESCRIPTION = """\
@@ -57,10 +57,8 @@ BAD_INPUT = (
 DEFAULT_SHAPE = Shape(batch=8, seqlen_q=8192, seqlen_k=8192, heads=32)
 DEFAULT_CHIPS = {"sm_90a": "h200", "sm_100a": "b200"}
 TARGETS = {"sm90": "sm_90a", "sm100": "sm_100a"}
-PORTS = {"shared": 1.0, "own": 0.0}
-PORT_CONSTANT = "mma_shares_port"
 SHOWN = 5  # sensitivities, reasons to wait and steps of the critical path in the table; --json has them all
-DYNAMIC = ("clusterlaunchcontrol.", "atom.", "red.async")
+DYNAMIC = "clusterlaunchcontrol."  # of kernels whose CTAs fetch their work
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -94,6 +92,7 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     _check(arguments)
     try:
         if arguments.ablation:
+            ablation.refuse_other_options(arguments)
             return ablation.execute(arguments, _chip(arguments, "sm_100a"), progress)
         if arguments.ptx or arguments.launch:
             return _own(arguments, progress)
@@ -125,10 +124,10 @@ def _chip(arguments: argparse.Namespace, target: str) -> Chip:
     if chip.arch != target:
         raise ChipError(f"chip {chip.name} runs {chip.arch}: the kernel is for {target}")
     if arguments.port in PORTS:
-        return held(chip, **{PORT_CONSTANT: PORTS[arguments.port]})
+        return held(chip, **{PORT: PORTS[arguments.port]})
     if arguments.port == "unknown":
-        port = replace(chip.constants[PORT_CONSTANT], low=0.0, high=1.0)
-        return replace(chip, constants={**chip.constants, PORT_CONSTANT: port})
+        port = replace(chip.constants[PORT], low=0.0, high=1.0)
+        return replace(chip, constants={**chip.constants, PORT: port})
     return chip
 
 
@@ -153,7 +152,7 @@ def _schedules(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     schedules = schedules_of(arguments.arch, arguments.schedule)
     problem = problem_of(arguments)
     chip = _chip(arguments, TARGETS[arguments.arch])
-    kernels = recorded(arguments.arch, schedules, problem, progress.step)
+    kernels = recorded(arguments.arch, schedules, problem, chip.point(), progress.step)
     draws = draw_all(Drawer(chip, arguments.seed, kernels), arguments.draws, arguments.jobs, progress.step)
     work = problem.work
     runs, lines = [], [*_heading(arguments, chip), _shape_line(problem), ""]
@@ -177,13 +176,12 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         flags = ", ".join("--" + name.replace("_", "-") for name in given)
         raise CaseError(f"{flags}: not allowed beside --ptx, whose launch file says it all")
     kernel = read_kernel(arguments.ptx, arguments.launch)
-    for word in DYNAMIC[:1]:
-        if word in kernel.ptx:
-            raise CaseError(f"{arguments.ptx}: has {word}*: CTAs fetch their work when they come to it; not modelled")
+    if DYNAMIC in kernel.ptx:
+        raise CaseError(f"{arguments.ptx}: has {DYNAMIC}*: CTAs fetch their work when they come to it; not modelled")
     target = (ptx.parse_module(kernel.ptx, kernel.name).target or ("",))[0]
     chip = _chip(arguments, target)
     progress.step(f"executing {kernel.name}")
-    kernels = Kernels({kernel.name: (Recorded(TileCounts(0, 0), record(first_cta_only(kernel))),)})
+    kernels = Kernels({kernel.name: (Recorded(TileCounts(0, 0), record(kernel, chip.point())),)})
     draws = draw_all(Drawer(chip, arguments.seed, kernels), arguments.draws, arguments.jobs, progress.step)
     timeline = _timeline(kernels, kernel.name, draws)
     numbers = {
@@ -205,12 +203,6 @@ def _timeline(kernels: Kernels, name: str, draws: Draws) -> Timeline:
 def assumed_of(chip: Chip) -> tuple[str, ...]:
     """The constants that nobody has measured or published."""
     return tuple(name for name, constant in chip.constants.items() if constant.confidence == "assumed")
-
-
-def masked_share(work: list[TileCounts]) -> float:
-    """Of all tiles of a launch."""
-    masked, tiles = sum(counts.masked for counts in work), sum(sum(counts) for counts in work)
-    return masked / tiles if tiles else 0.0
 
 
 def _numbers(name: str, draws: Draws, work: list[TileCounts], flops: float) -> dict[str, Prediction]:
@@ -276,7 +268,7 @@ def _about(arguments: argparse.Namespace, chip: Chip) -> dict[str, Any]:
 
 def port_of(chip: Chip) -> str:
     """What is taken of the port of MMA operands: shared, own or unknown."""
-    port = chip.constants[PORT_CONSTANT]
+    port = chip.constants[PORT]
     if port.low != port.high:
         return "unknown"
     return next(word for word, value in PORTS.items() if value == port.value)

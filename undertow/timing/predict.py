@@ -18,6 +18,8 @@ from undertow.timing.results import Prediction
 
 POINT = -1  # the place of the replay at the best guesses, before all draws
 BAND = (0.05, 0.95)
+PORT = "mma_shares_port"  # the switch that matters most, and that nobody has measured on SM100
+PORTS = {"shared": 1.0, "own": 0.0}
 
 
 @dataclass(frozen=True)
