@@ -9,6 +9,7 @@ from undertow.report.bars import Axis, Bar, Look, bars
 from undertow.report.page import Cell, Figure, Label, Part, Prose, Section, Source, Table
 from undertow.timing.published import published
 
+KEY, TITLE = "ablation", "What each change is worth"
 COMMAND = "undertow timeline --ablation"
 PUBLISHED = "published"
 PORTS = {  # name in the record: what is assumed of the port of MMA operands
@@ -42,7 +43,7 @@ def section(record: Mapping[str, Any]) -> Section:
             drawn = bars(title, Axis("times the baseline", base=1.0, digits=2), LOOKS, given)
             parts.append(Figure(drawn, _caption(record, quantity), source, (others,)))
     parts += [_verdicts(ports, source, others), _tiles(ports, source), *_order(ports, source)]
-    return Section("ablation", "What each change is worth", COMMAND, parts)
+    return Section(KEY, TITLE, COMMAND, parts)
 
 
 def _bars(ports: Mapping[str, Any], quantity: str) -> list[Bar]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from undertow.report.page import Cell, Label, Missing, Part, Section, Source, Table
 from undertow.timing.chip import Chip, Constant, read_chip
 
+KEY, TITLE = "chips", "Constants of the chips"
 COMMAND = "undertow calibrate"
 
 
@@ -15,7 +16,7 @@ def section(names: Sequence[str]) -> Section:
     parts: list[Part] = [_table(read_chip(name)) for name in names]
     if not parts:
         parts.append(Missing("the constants of a chip, because the package has no chip file", COMMAND))
-    return Section("chips", "Constants of the chips", COMMAND, parts)
+    return Section(KEY, TITLE, COMMAND, parts)
 
 
 def _table(chip: Chip) -> Table:

@@ -9,6 +9,7 @@ from typing import Any
 
 from undertow.report.page import Label, Missing, Part, Prose, Section, Source, Table
 
+KEY, TITLE = "errors", "How far the model is off"
 COMMAND = "python tools/timeline_validate.py"
 
 
@@ -24,11 +25,11 @@ def section(path: Path) -> Section:
     made = f"{COMMAND} --output {path}"
     if not path.exists():
         parts: list[Part] = [Missing(f"the errors of the model, because there is no file `{path}`", made)]
-        return Section("errors", "How far the model is off", COMMAND, parts)
+        return Section(KEY, TITLE, COMMAND, parts)
     records = read(path)
     if not records:
         missing = Missing(f"the errors of the model, because `{path}` has no records", made)
-        return Section("errors", "How far the model is off", COMMAND, [missing])
+        return Section(KEY, TITLE, COMMAND, [missing])
     gpus = ", ".join(dict.fromkeys(record["gpu"] for record in records))
     measured = Source(Label.MEASURED, f"`{path}`, {gpus}, cycles of the main kernel")
     predicted = Source(Label.PREDICTED, f"`{path}`, from constants that know nothing of these measurements", COMMAND)
@@ -48,7 +49,7 @@ def section(path: Path) -> Section:
         (None, None, measured, *[predicted] * 5),
         rows,
     )
-    return Section("errors", "How far the model is off", COMMAND, [Prose(_sum(records), predicted), table])
+    return Section(KEY, TITLE, COMMAND, [Prose(_sum(records), predicted), table])
 
 
 def read(path: Path) -> list[dict[str, Any]]:

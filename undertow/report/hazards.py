@@ -13,7 +13,9 @@ from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan.schema import Plan
 from undertow.report.page import Figure, Label, Part, Section, Source, Table
 
+KEY, TITLE = "hazards", "Hazards, and what guards against them"
 COMMAND = "undertow check"
+MADE_BY = "undertow report"
 SEEDS = 1
 
 
@@ -28,16 +30,21 @@ def section(jobs: int, step: Callable[[str], None] = lambda text: None) -> Secti
     step("hazards: compiling")
     cases = {name: (_kernel(each),) for name, each in (whole | broken).items()}
     done = campaign(cases, settings(SEEDS, COMPLETIONS), jobs=jobs, step=lambda text: step(f"hazards: {text}"))
-    source = Source(
-        Label.EMULATED, "the compiled PTX, executed under all observers, one scheduler seed, three completions", COMMAND
-    )
+    settled = f"{SEEDS} scheduler seed, {len(COMPLETIONS)} moments of completion"
+    source = Source(Label.EMULATED, f"the compiled PTX, executed under all observers, {settled}", MADE_BY)
     parts: list[Part] = [_table(done, source)]
     for name in broken:
         found = _drawable(done, name)
         if found is not None:
             caption = f"`{name}`: {found.finding.missing}."
             parts.append(Figure(picture(cases, found), caption, source))
-    return Section("hazards", "Hazards, and what guards against them", COMMAND, parts)
+    wrong = [f"`{name}`: {count} findings" for name in whole if (count := _count(done, name))]
+    wrong += [f"`{name}`: nothing was found" for name in broken if not _count(done, name)]
+    return Section(KEY, TITLE, COMMAND, parts, wrong)
+
+
+def _count(done: Campaign, case: str) -> int:
+    return sum(found.case == case for found in done.errors)
 
 
 def _kernel(each: Plan) -> Kernel:

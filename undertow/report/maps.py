@@ -9,6 +9,7 @@ from undertow.plan.schema import Plan
 from undertow.report.page import Figure, Label, Section, Source, Table
 from undertow.report.smem_map import smem_maps
 
+KEY, TITLE = "maps", "Where tiles lie"
 COMMAND = "python tools/regen.py"
 
 
@@ -31,8 +32,8 @@ def section() -> Section:
         [*_regions("sm100, all schedules", plans[0]), *_regions("sm90", hopper)],
     )
     return Section(
-        "maps",
-        "Where tiles lie",
+        KEY,
+        TITLE,
         COMMAND,
         [
             Figure(tmem_maps(plans), "Tensor memory of the four SM100 schedules.", source),

@@ -96,12 +96,13 @@ Part = Figure | Table | Prose | Missing
 
 @dataclass
 class Section:
-    """A part of the page. key: of its link. command: that makes all of it alone."""
+    """A part of the page. key: of its link. command: that makes all of it alone. wrong: what should not be so."""
 
     key: str
     title: str
     command: str
     parts: list[Part] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
 
     @property
     def missing(self) -> list[str]:
@@ -136,6 +137,7 @@ def badge(label: Label) -> str:
 def _section(section: Section) -> str:
     made = f'<p class="made">Made by <code>{escape(section.command)}</code></p>' if section.command else ""
     parts = "\n".join(_part(part, f"{section.key}-{index}") for index, part in enumerate(section.parts))
+    made += "".join(f'<p class="wrong" role="alert">Wrong: {_inline(wrong)}</p>' for wrong in section.wrong)
     return f'<section id="{section.key}">\n<h2>{escape(section.title)}</h2>\n{made}\n{parts}\n</section>'
 
 

@@ -13,6 +13,7 @@ from undertow.report.page import Figure, Label, Missing, Part, Section, Source, 
 from undertow.sweep.matrix import CELLS, Cell
 from undertow.timing.published import Published, Throughput, published
 
+KEY, TITLE = "throughput", "Throughput by shape"
 COMMAND = "undertow bench"
 BEFORE, AFTER = "published, baseline", "published, with slots and per-warp signals"
 PUBLISHED_LOOKS = {BEFORE: Look("#d9c9ea"), AFTER: Look("#a77fd1")}
@@ -27,7 +28,7 @@ def section(records: Path, predicted: Sequence[Bar] = (), by: Source | None = No
     Raises: RecordError for a file that holds something else.
     """
     parts = [_published(published(), predicted, by), *measured(records)]
-    return Section("throughput", "Throughput by shape", COMMAND, parts)
+    return Section(KEY, TITLE, COMMAND, parts)
 
 
 def group_of(shape: Throughput) -> str:

@@ -8,6 +8,7 @@ from undertow.report.page import Figure, Part, Section, Source, Table
 from undertow.timeline.picture import draw
 from undertow.timing.results import Prediction, Timeline
 
+KEY, TITLE = "timelines", "Timelines of a tile"
 COMMAND = "undertow timeline"
 SHOWN = 6  # reasons to wait, constants
 
@@ -25,7 +26,7 @@ def section(timelines: Sequence[Timeline], predictions: Mapping[str, Prediction]
         for timeline in timelines
     ]
     tables = [_lengths(timelines, predictions, source), _units(timelines, source), _stalls(timelines, source)]
-    return Section("timelines", "Timelines of a tile", COMMAND, [*pictures, *tables, *_sensitive(predictions, source)])
+    return Section(KEY, TITLE, COMMAND, [*pictures, *tables, *_sensitive(predictions, source)])
 
 
 def _lengths(timelines: Sequence[Timeline], predictions: Mapping[str, Prediction], source: Source) -> Table:
