@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -133,15 +134,15 @@ class _Builder:
         )  # fmt: skip
 
     def _operation(self, operation: Operation, gemm: int) -> tuple[int, ...]:
-        work, bytes_, elsewhere = 0, operation.bytes, 0
         if operation.engine == "wgmma":
             m, n, elsewhere = WGMMA_ROWS, operation.shape.n, int(operation.shape.a_in_registers)
         elif operation.engine == "tensor":
             m, n = operation.shape.m, operation.shape.n
             elsewhere = int("[a]" in self.program.code[self._place(operation)].row.syntax)
-        if operation.engine in ("wgmma", "tensor"):
-            work = m * n * MMA_DEPTH
-            bytes_ = (n + (0 if elsewhere else m)) * MMA_DEPTH * ELEMENT_BYTES
+        else:
+            m = n = elsewhere = 0
+        work = m * n * MMA_DEPTH
+        bytes_ = (n + (0 if elsewhere else m)) * MMA_DEPTH * ELEMENT_BYTES if work else operation.bytes
         return (ENGINES.index(operation.engine), operation.warp, work, bytes_, elsewhere, operation.token, gemm)
 
     def _place(self, operation: Operation) -> int:
@@ -155,7 +156,7 @@ class _Builder:
         cuts = np.flatnonzero((np.diff(index) != 1) | self.leaders[index[1:]]) + 1
         bounds = [0, *cuts.tolist(), len(index)]
         uops, positions, pieces = [], [], []
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in pairwise(bounds):
             if begin == end:
                 continue
             key = (int(index[begin]), int(index[end - 1]) + 1)
@@ -244,8 +245,11 @@ class _Builder:
         return self._uop_of[key]
 
     def _amount(self, node: Node) -> int:
-        """Registers of a tensor-memory access; 1 for a load, and for a wait that lets reads suffice."""
+        """32-bit registers of a load or tensor-memory access; 1 for a global load and a wait that lets reads suffice."""
         kind, decoded = node.form.kind, self.program.code[node.place]
+        if kind is Kind.LOAD:
+            slots = self.program.slots
+            return sum(max(1, int(slots[n].file) // 32) for n in node.writes if slots[n].file.isdigit())
         if kind is Kind.TMEM_LOAD:
             return len(node.writes)
         if kind is Kind.TMEM_STORE:

@@ -72,12 +72,17 @@ class Form:
 
 
 _FLOAT = ("f32", "f16", "bf16", "f16x2", "bf16x2", "tf32")
-_ALU = "and or xor not shl shr shf lop3 prmt bfe bfi bfind brev clz popc cnot selp min max vote_pred abs neg sad slct"
-_ALU_OPCODES = frozenset((*_ALU.split(), "add", "sub", "addc", "subc", "set", "mapa", "isspacep", "copysign", "testp"))
-_MUFU = frozenset("ex2 lg2 rcp rsqrt sqrt sin cos tanh".split())
-_COLLECTIVE = frozenset("elect vote match activemask redux".split())
-_FREE = frozenset("cvta getctarank".split())
-_SKIP = frozenset("griddepcontrol nanosleep prefetch prefetchu pmevent applypriority discard createpolicy".split())
+_ALU_OPCODES = frozenset(
+    ("and", "or", "xor", "not", "shl", "shr", "shf", "lop3", "prmt", "bfe", "bfi", "bfind", "brev", "clz", "popc")
+    + ("cnot", "selp", "slct", "min", "max", "abs", "neg", "sad", "add", "sub", "addc", "subc", "set", "mapa")
+    + ("isspacep", "copysign", "testp")
+)
+_MUFU = frozenset(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"))
+_COLLECTIVE = frozenset(("elect", "vote", "match", "activemask", "redux"))
+_FREE = frozenset(("cvta", "getctarank"))
+_SKIP = frozenset(
+    ("griddepcontrol", "nanosleep", "prefetch", "prefetchu", "pmevent", "applypriority", "discard", "createpolicy")
+)
 _DIVISION_ISSUES = 20  # what ptxas makes of an integer division: a reciprocal, conversions, corrections (read off SASS)
 
 

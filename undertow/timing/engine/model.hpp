@@ -29,7 +29,7 @@ struct Operation {
     int32_t engine, warp, multiply_adds, bytes, a_elsewhere, token, gemm;
 };
 
-// What Python hands over; see `replay.py`. `cause` of an entry or token: an entry of a stream, or -2 - operation.
+// What Python hands over; see `run.py`. `cause` of an entry or token: an entry of a stream, or -2 - operation.
 struct Input {
     int32_t num_warps, num_registers, num_uops, num_tokens, num_operations, is_sm100;
     const Uop* uops;
@@ -85,6 +85,7 @@ struct Warp {
     double stores_done = 0.0;
     double tmem_loads_done = 0.0, tmem_stores_done = 0.0;
     int mmas_issued = 0;
+    int slots_lost = 0;  // cycles in which it could have issued, had another warp not
     std::vector<double> registers;
     std::vector<int32_t> writer;
 };

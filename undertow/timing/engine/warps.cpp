@@ -50,10 +50,7 @@ void Sm::issue_slots() {
         partition.last = issued;
         for (const int number : partition.warps) {
             Warp& warp = warps_[number];
-            if (number != issued && warp.at < warp.end && past(warp.ready) && warp.since < 0.0) {
-                warp.blame = Reason::slot;
-                warp.cause = NO_CAUSE;
-            }
+            if (number != issued && warp.at < warp.end && past(warp.ready) && warp.since < 0.0) ++warp.slots_lost;
         }
     }
 }
@@ -68,9 +65,11 @@ bool Sm::try_issue(Warp& warp, Partition& partition) {
     const double before = warp.ready;
     if (!dispatch(warp, partition, uop, in_.argument[entry])) return false;
     const bool was_waiting = warp.since >= 0.0;
+    const bool lost = entry > in_.begins[warp.number] && 2.0 * warp.slots_lost > now_ - in_.issued[entry - 1] - 1.0;
     in_.issued[entry] = now_;
-    in_.reason[entry] = static_cast<int8_t>(blame);
-    in_.cause[entry] = cause;
+    in_.reason[entry] = static_cast<int8_t>(lost ? Reason::slot : blame);
+    in_.cause[entry] = lost ? NO_CAUSE : cause;
+    warp.slots_lost = 0;
     if (warp.ready <= now_) warp.ready = now_ + uop.issues;
     if (warp.ready == before || was_waiting) warp.blame = Reason::none, warp.cause = NO_CAUSE;
     warp.since = -1.0;
