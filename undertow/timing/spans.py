@@ -12,8 +12,8 @@ from .results import Meeting, Span
 from .run import Reason, Run
 from .steady import Steady
 from .trace import ENGINES, Trace
-from .usage import waited_for
 from .uops import Kind, Unit
+from .usage import waited_for
 
 TENSOR_ROW, LOAD_ROW, READ_ROW = "tensor", "tma", "bulk reduce"
 SHORTEST_WAIT = 4.0  # cycles; a shorter one is part of the work around it
@@ -58,6 +58,16 @@ def _of_warp(trace: Trace, run: Run, steady: Steady, warp: int) -> Iterator[Span
         yield Span(row, name, SpanKind.WAIT, float(issued[i] - gap), float(issued[i]), int(tile[i]))
         begin = i
     yield _work(row, uops[begin:], issued[begin], issued[-1] + uops[-1, 2], int(tile[begin]))
+    yield from _of_arrivals(trace, warp, issued, tile)
+
+
+def _of_arrivals(trace: Trace, warp: int, issued: np.ndarray, tile: np.ndarray) -> Iterator[Span]:
+    """What a warp says to others: each arrival on an mbarrier, by the name of the side that it completes."""
+    part, row = trace.stream(warp), trace.roles[warp]
+    uops, tokens = trace.uops[trace.uop[part]], trace.argument[part]
+    for i in np.flatnonzero((uops[:, 0] == Kind.ARRIVE) & (tokens >= 0)).tolist():
+        end = float(issued[i] + uops[i, 2])
+        yield Span(row, trace.token_names[tokens[i]], SpanKind.WORK, float(issued[i]), end, int(tile[i]))
 
 
 def _is_wait(kind: int, reason: int) -> bool:

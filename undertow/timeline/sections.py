@@ -1,0 +1,59 @@
+"""What the warps of the backward kernel are at, read off what they wait for and what they say, by the plan's names.
+
+A replay names a piece of work by its instructions, and knows no sections. Rows of other kernels stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from undertow.timeline.rows import Row
+from undertow.timing.results import Kind, Span
+
+LOAD_S, SOFTMAX, SIGNAL_P, DS, SIGNAL_DS = "load S", "softmax", "signal P", "dS", "signal dS"
+SIDES = (".full", ".empty")  # of a pipeline: work with such a name is an arrival
+S_FULL = "mma_compute_s.full"  # begins a tile
+DP_FULL = "mma_compute_dp.full"
+TILE_END = "compute_mma_ds.full"
+
+
+def arrives(span: Span) -> bool:
+    """Whether a span is a warp's arrival on an mbarrier, not a piece of work."""
+    return span.kind is Kind.WORK and span.name.endswith(SIDES)
+
+
+def sectioned(row: Row) -> Row:
+    """A compute warp's row whose pieces of work have the names of sections, another row unchanged."""
+    if row.role != "compute" or not any(span.name == S_FULL for span in row.spans):
+        return row
+    return replace(row, spans=tuple(_named(row.spans)))
+
+
+def _named(spans: Sequence[Span]) -> Iterator[Span]:
+    section = ""
+    for index, span in enumerate(spans):
+        if span.kind is Kind.WAIT:
+            section = {S_FULL: LOAD_S, DP_FULL: DS}.get(span.name, section)
+            yield span
+        elif arrives(span) or not section:
+            section = "" if span.name == TILE_END else section
+            yield span
+        else:
+            if span.name == SOFTMAX:
+                section = SOFTMAX
+            elif section == SOFTMAX:
+                section = SIGNAL_P
+            elif section == DS and not _more_of(DS, spans[index:]):
+                section = SIGNAL_DS
+            yield replace(span, name=section)
+
+
+def _more_of(name: str, spans: Sequence[Span]) -> bool:
+    """Whether work of that name is still to come before the tile's last signal."""
+    for span in spans:
+        if arrives(span) and span.name == TILE_END:
+            return False
+        if span.kind is Kind.WORK and span.name == name:
+            return True
+    return False
