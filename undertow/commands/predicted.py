@@ -47,7 +47,7 @@ def predict(chip: Chip, arguments: argparse.Namespace, step: Callable[[str], Non
     Raises: CompileError; TimingError, ConstantError for a chip that lacks something.
     """
     problems = {mask: Problem(SHAPE, band) for mask, band in MASKS.items()}
-    kernels = {mask: recorded(ARCH, SCHEDULES, problem, step) for mask, problem in problems.items()}
+    kernels = {mask: recorded(ARCH, SCHEDULES, problem, chip.point(), step) for mask, problem in problems.items()}
     draws = draw(Drawer(chip, arguments.seed, Both(kernels)), arguments.draws, arguments.jobs, step)
     found = Ablation(draws, {mask: problem.work for mask, problem in problems.items()})
     port = _port(chip)
