@@ -30,7 +30,7 @@ from undertow.timeline.picture import PictureError, draw
 from undertow.timing.chip import Chip, ChipError, read_chip
 from undertow.timing.errors import TimingError
 from undertow.timing.grid_time import TileCounts, launch_time
-from undertow.timing.kernel_time import Kernels, Recorded, Replayed
+from undertow.timing.kernel_time import Kernels, Recorded, Replayed, assumed_of
 from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
 from undertow.timing.trace import record
@@ -158,7 +158,7 @@ def _schedules(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     runs, lines = [], [*_heading(arguments, chip), _shape_line(problem), ""]
     timelines, tiles = {}, {}
     for name in schedules:
-        timelines[name] = _timeline(kernels, name, draws)
+        timelines[name] = kernels.timeline(name, draws.point.constants, arguments.seed, chip)
         numbers = _numbers(name, draws, work, problem.flops)
         tiles[name] = numbers["cycles_per_tile"]
         runs.append(_record(name, problem, numbers, draws, timelines[name]))
@@ -183,7 +183,7 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     progress.step(f"executing {kernel.name}")
     kernels = Kernels({kernel.name: (Recorded(TileCounts(0, 0), record(kernel, chip.point())),)})
     draws = draw_all(Drawer(chip, arguments.seed, kernels), arguments.draws, arguments.jobs, progress.step)
-    timeline = _timeline(kernels, kernel.name, draws)
+    timeline = kernels.timeline(kernel.name, draws.point.constants, arguments.seed, chip)
     numbers = {
         "cycles_per_tile": draws.predict(lambda draw: draw.found[kernel.name].per_tile),
         "cta_cycles": draws.predict(lambda draw: draw.found[kernel.name].cta.fixed),
@@ -192,17 +192,6 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     _write(arguments, {kernel.name: timeline}, {kernel.name: numbers["cycles_per_tile"]})
     lines = [*_heading(arguments, chip), "", *_told(kernel.name, numbers, draws, timeline), "", *_assumed(chip)]
     return Outcome(True, {**_about(arguments, chip), "runs": [record_]}, "\n".join(lines))
-
-
-def _timeline(kernels: Kernels, name: str, draws: Draws) -> Timeline:
-    """At the best guesses, with the names of what is assumed."""
-    timeline = kernels.timeline(name, draws.point.constants, draws.seed)
-    return replace(timeline, chip=draws.chip.name, assumed=assumed_of(draws.chip))
-
-
-def assumed_of(chip: Chip) -> tuple[str, ...]:
-    """The constants that nobody has measured or published."""
-    return tuple(name for name, constant in chip.constants.items() if constant.confidence == "assumed")
 
 
 def _numbers(name: str, draws: Draws, work: list[TileCounts], flops: float) -> dict[str, Prediction]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from undertow.plan.grid import Grid
 from undertow.plan.tiles import Band, Tiling
+from undertow.timing.chip import Chip
 from undertow.timing.grid_time import CtaTime, TileCounts, solve, tile_counts
 from undertow.timing.replay import replay
 from undertow.timing.results import Timeline
+from undertow.timing.run import run
+from undertow.timing.trace import Trace
 
 TILE = 128
-LONG, SHORT = 10, 4  # query tiles of the recorded CTAs: both fill every pipeline, and six tiles lie between them
+LONG, SHORT = 16, 8  # query tiles of the recorded CTAs: both fill every pipeline, and eight tiles lie between them
 
 
 class SampleShape(NamedTuple):
@@ -49,7 +52,7 @@ def sample_shapes(band: Band) -> tuple[SampleShape, ...]:
             SampleShape(short, short, (0, None)),
             SampleShape(middle, middle, (TILE, None)),
         )
-    return (  # cut on both sides, and once on one side in two tiles
+    return (  # cut on both sides, and once on the left in two tiles
         SampleShape(long, long, ((LONG - 1) * TILE, 0)),
         SampleShape(long, long, ((SHORT - 1) * TILE, 0)),
         SampleShape(long, long, (middle - TILE // 2, 0)),
@@ -68,7 +71,7 @@ class Recorded:
     """A CTA that was executed, and its work."""
 
     counts: TileCounts
-    trace: Any
+    trace: Trace
 
 
 class Replayed(NamedTuple):
@@ -77,7 +80,6 @@ class Replayed(NamedTuple):
     cta: CtaTime
     per_tile: float
     utilisation: Mapping[str, float]
-    stalls: Mapping[str, Mapping[str, float]]
 
     def tile(self, masked_share: float) -> float:
         """Cycles of a tile where so many of all need a mask."""
@@ -93,13 +95,19 @@ class Kernels:
     def __call__(self, constants: Mapping[str, float], seed: int) -> dict[str, Replayed]:
         return {name: self._replayed(ctas, constants, seed) for name, ctas in self.recorded.items()}
 
-    def timeline(self, name: str, constants: Mapping[str, float], seed: int) -> Timeline:
+    def timeline(self, name: str, constants: Mapping[str, float], seed: int, chip: Chip) -> Timeline:
         """The longest recorded CTA of a kernel, whole."""
-        return replay(self.recorded[name][0].trace, constants, seed)
+        return replay(self.recorded[name][0].trace, constants, seed, chip=chip.name, assumed=assumed_of(chip))
 
     @staticmethod
     def _replayed(ctas: tuple[Recorded, ...], constants: Mapping[str, float], seed: int) -> Replayed:
-        timelines = [replay(cta.trace, constants, seed) for cta in ctas]
-        times = solve([(cta.counts, timeline.cycles) for cta, timeline in zip(ctas, timelines)])
-        longest = timelines[0]
-        return Replayed(times, longest.cycles_per_tile, longest.utilisation, longest.stalls)
+        longest, *others = ctas
+        timeline = replay(longest.trace, constants, seed, with_spans=False)
+        samples = [(longest.counts, timeline.cycles)]
+        samples += [(cta.counts, run(cta.trace, constants, seed).cycles) for cta in others]
+        return Replayed(solve(samples), timeline.cycles_per_tile, timeline.utilisation)
+
+
+def assumed_of(chip: Chip) -> tuple[str, ...]:
+    """The constants that nobody has measured or published."""
+    return tuple(name for name, constant in chip.constants.items() if constant.confidence == "assumed")
