@@ -55,10 +55,7 @@ def predict(chip: Chip, arguments: argparse.Namespace, step: Callable[[str], Non
     clock, shown, at = chip.constants["sm_clock_ghz"], kernels[SHOWN_MASK], (draws.point.constants, arguments.seed)
     return Predicted(
         outcome(found, arguments).report,
-        [
-            _timeline(kernels[SHOWN_MASK].timeline(name, draws.point.constants, arguments.seed), chip)
-            for name in SCHEDULES
-        ],
+        [replace(shown.timeline(name, *at), chip=chip.name, assumed=assumed_of(chip)) for name in SCHEDULES],
         {name: found.tiles(port)[name, SHOWN_MASK] for name in SCHEDULES},
         [bar for shape in published().throughput if not shape.deterministic for bar in _bars(found, port, shape)],
         Source(Label.PREDICTED, f"{drawn}; {SHOWN_MASK}, main kernel, steady state", TIMELINE),
