@@ -112,7 +112,7 @@ _SYNCHRONISATION = {
     "named_barrier_arrive_cycles": _spec("a warp's bar.arrive to its next instruction"),
     "warp_sync_cycles": _spec("bar.warp.sync of a warp that is together"),
     "register_reallocation_cycles": _spec("setmaxnreg"),
-    "wake_jitter": _spec("a warp that waited goes on later by up to so much, evenly"),
+    "wake_jitter": _spec("a warp that an mbarrier wakes goes on earlier or later by up to half of this, evenly"),
     "stall_probability": _spec("that an instruction waits for no modelled reason", ("probability", BOTH)),
     "stall_cycles": _spec("how long it then waits"),
     "warp_start_spread": _spec("warps of a CTA start within this time"),

@@ -5,6 +5,7 @@ Everything here is about the text of a kernel; which of it a warp executes is in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +16,13 @@ from undertow.emulator.program import Program
 from undertow.emulator.semantics.table import Decoded
 
 from .errors import TimingError
+from .regions import Regions
 from .uops import Form, Kind, Unit, form_of
 
 _UNIFORM_SOURCES = ("%ctaid", "%nctaid", "%ntid", "%clusterid", "%nclusterid", "%cluster_", "%smid", "%nsmid")
 _FOLDED = ("add", "or")
+_PRODUCTS, _SUMS = ("mul.f32", "mul.ftz.f32"), ("add.f32", "sub.f32", "add.ftz.f32", "sub.ftz.f32")
+_LONG = 4  # from so many instructions on, one on uniform values is no single uniform instruction
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,11 @@ class Lowering:
 
     def __init__(self, program: Program):
         self.program = program
+        self.regions = Regions(program)
         self._forms = [form_of(decoded) for decoded in program.code]
         self._check_waits()
+        self._fold_constants()
+        self._contract()
         self._async = frozenset(
             name for decoded in program.code for typed in decoded.operands.values() if typed.spec.is_async
             for name in names_in(typed.operand)
@@ -86,6 +93,7 @@ class Lowering:
         self.origins = self._copies()
         self._fold_addresses()
         alive = self._alive()
+        self._guards = self._converted_guards()
         self.nodes = tuple(self._node(decoded, decoded.index in alive) for decoded in program.code)
 
     @cached_property
@@ -113,6 +121,36 @@ class Lowering:
                     where = self.program.where(answers[name].index)
                     raise TimingError(f"control flow depends on time: `{decoded.instruction.mnemonic}` uses the answer"
                                       f" of a try_wait, {where}")  # fmt: skip
+
+    def _fold_constants(self) -> None:
+        """What is computed from literals alone is a literal."""
+        code = self.program.code
+        makers = Counter(name for decoded in code for name in writes_of(decoded))
+        constant: set[str] = set()
+        for decoded, form in zip(code, self._forms, strict=True):
+            names, is_special = self._sources(decoded), any(isinstance(t.operand, ptx.Special) for t in decoded.sources)
+            if form is None or form.kind not in (Kind.ARITHMETIC, Kind.ALIAS) or decoded.guard or is_special:
+                continue
+            if form.unit not in (Unit.COLLECTIVE, Unit.SHUFFLE) and all(name in constant for name in names):
+                written = writes_of(decoded)
+                if all(makers[name] == 1 for name in written):
+                    constant.update(written)
+                    self._forms[decoded.index] = Form(Kind.ALIAS)
+
+    def _contract(self) -> None:
+        """A product that only one sum uses is part of a fused multiply-add, where neither asks for a rounding."""
+        code = self.program.code
+        uses = Counter(name for decoded in code for name in reads_of(decoded))
+        products = {
+            name for decoded in code if decoded.instruction.mnemonic in _PRODUCTS and not decoded.guard
+            for name in writes_of(decoded) if uses[name] == 1
+        }  # fmt: skip
+        makers = {name: decoded for decoded in code for name in writes_of(decoded) if name in products}
+        for decoded in code:
+            if decoded.instruction.mnemonic in _SUMS:
+                fused = next((name for name in self._sources(decoded) if name in products), None)
+                if fused:
+                    self._forms[makers[fused].index] = Form(Kind.ALIAS)
 
     def _copies(self) -> dict[str, tuple[str, ...]]:
         """Registers that are only ever copied from others, and what those are.
@@ -189,14 +227,27 @@ class Lowering:
                         left.append(maker.index)
         return alive
 
+    def _converted_guards(self) -> dict[int, str]:
+        """The predicate that guards each instruction behind a branch that is no branch in the assembly."""
+        guards = {}
+        for branch, target in self.regions.converted.items():
+            guard = self.program.code[branch].guard
+            assert guard is not None
+            guards |= dict.fromkeys(range(branch + 1, target), guard.register.name)
+        return guards
+
     def _node(self, decoded: Decoded, is_alive: bool) -> Node | None:
-        form = self._forms[decoded.index]
+        form, place = self._forms[decoded.index], decoded.index
         if form is None or not is_alive or form.kind is Kind.ALIAS:
             return None
-        reads = tuple(dict.fromkeys(origin for name in reads_of(decoded) for origin in self.origin(name)))
+        is_retry = place in self.regions.converted and place + 2 == self.regions.converted[place]
+        if form.kind is Kind.BRANCH and (place in self._guards or (place in self.regions.converted and not is_retry)):
+            return None
+        named = (*reads_of(decoded), *((self._guards[place],) if place in self._guards else ()))
+        reads = tuple(dict.fromkeys(origin for name in named for origin in self.origin(name)))
         writes = writes_of(decoded)
         if form.kind is Kind.ARITHMETIC and form.unit in (Unit.ALU, Unit.MULTIPLY) and self._is_uniform(decoded):
-            form = Form(form.kind, Unit.UNIFORM, form.issues)
+            form = Form(form.kind, Unit.UNIFORM, 1 if form.issues < _LONG else form.issues)
         touched = {*reads, *writes, *reads_of(decoded)} & self._async_origins
         return Node(decoded.index, form, reads, writes, frozenset(touched))
 

@@ -1,7 +1,9 @@
-"""The order in which an assembler puts the instructions of a straight piece: a list schedule, longest path first.
+"""The order in which an assembler puts the instructions of a straight piece: that of the text, unless it would stall.
 
-Instructions that do more than write registers keep their order. Registers of asynchronous MMAs are not touched across
-a wait, fence or MMA of a warpgroup. Registers are taken to be plenty, which is where this departs most from ptxas.
+A list schedule for one warp: of the instructions whose operands are there and whose unit is free, the first of the text
+goes next. Instructions that do more than write registers keep their order. Registers of asynchronous MMAs are not
+touched across a wait, fence or MMA of a warpgroup. Registers are taken to be plenty, which is where this departs most
+from ptxas.
 """
 
 from __future__ import annotations
@@ -12,6 +14,11 @@ from collections.abc import Mapping, Sequence
 from .lower import Node
 from .uops import Kind, Unit
 
+_HOLDS = {
+    Kind.WGMMA: "wgmma_issue_interval", Kind.MMA: "tcgen05_issue_interval", Kind.COMMIT: "tcgen05_issue_interval",
+    Kind.ARRIVE: "mbarrier_arrive_cycles", Kind.WAIT: "mbarrier_ready_wait", Kind.COPY: "tma_issue_cycles",
+    Kind.BARRIER_ARRIVE: "named_barrier_arrive_cycles", Kind.BARRIER_SYNC: "named_barrier_latency",
+}  # fmt: skip
 _ASYNC = (Kind.WGMMA, Kind.WGMMA_WAIT, Kind.SKIP)
 _LOADS = {Kind.LOAD: "shared_load_latency", Kind.GLOBAL: "global_load_latency", Kind.TMEM_LOAD: "tmem_load_latency"}
 LATENCIES = {
@@ -31,18 +38,19 @@ def latency(node: Node, point: Mapping[str, float]) -> float:
     """From a node's issue to one that uses its result, as the assembler reckons."""
     if node.form.kind is Kind.ARITHMETIC:
         return point[LATENCIES[node.form.unit]]
-    return point[_LOADS[node.form.kind]] if node.form.kind in _LOADS else 1.0
+    return point[_LOADS[node.form.kind]] if node.form.kind in _LOADS else hold(node, point)
+
+
+def hold(node: Node, point: Mapping[str, float]) -> float:
+    """How long the warp issues nothing else that keeps its order after a node."""
+    return max(1.0, point[_HOLDS[node.form.kind]]) if node.form.kind in _HOLDS else 1.0
 
 
 def scheduled(nodes: Sequence[Node], point: Mapping[str, float]) -> list[Node]:
     """The nodes of a straight piece in the order in which they issue."""
     before, after = _dependences(nodes)
-    urgency = [0.0] * len(nodes)
-    for i in reversed(range(len(nodes))):
-        own = latency(nodes[i], point)
-        urgency[i] = max((urgency[j] + (own if is_data else 1.0) for j, is_data in after[i].items()), default=own)
     missing = [len(edges) for edges in before]
-    ready: list[tuple[float, int]] = []
+    ready: list[int] = []
     coming = [(0.0, i) for i, count in enumerate(missing) if not count]
     heapq.heapify(coming)
     free: dict[Unit, float] = {}
@@ -51,20 +59,19 @@ def scheduled(nodes: Sequence[Node], point: Mapping[str, float]) -> list[Node]:
     now = 0.0
     while len(result) < len(nodes):
         while coming and coming[0][0] <= now:
-            _, i = heapq.heappop(coming)
-            heapq.heappush(ready, (-urgency[i], i))
+            heapq.heappush(ready, heapq.heappop(coming)[1])
         i = _take(ready, nodes, free, now)
         if i is None:
-            now = min([coming[0][0]] if coming else [now + 1.0]) if not ready else now + 1.0
+            now = now + 1.0 if ready else coming[0][0]
             continue
         node = nodes[i]
         result.append(node)
         unit = node.form.unit
         if unit in INTERVALS:
             free[unit] = now + point[INTERVALS[unit]] * node.form.issues
-        own = latency(node, point)
+        value, order = latency(node, point), hold(node, point)
         for j, is_data in after[i].items():
-            earliest[j] = max(earliest[j], now + (own if is_data else 1.0))
+            earliest[j] = max(earliest[j], now + (value if is_data else order))
             missing[j] -= 1
             if not missing[j]:
                 heapq.heappush(coming, (earliest[j], j))
@@ -72,17 +79,17 @@ def scheduled(nodes: Sequence[Node], point: Mapping[str, float]) -> list[Node]:
     return result
 
 
-def _take(ready: list, nodes: Sequence[Node], free: Mapping[Unit, float], now: float) -> int | None:
-    """The most urgent node whose unit is free; the others stay."""
+def _take(ready: list[int], nodes: Sequence[Node], free: Mapping[Unit, float], now: float) -> int | None:
+    """The first node of the text whose unit is free; the others stay."""
     left, found = [], None
     while ready and found is None:
-        entry = heapq.heappop(ready)
-        if free.get(nodes[entry[1]].form.unit, 0.0) <= now:
-            found = entry[1]
+        i = heapq.heappop(ready)
+        if free.get(nodes[i].form.unit, 0.0) <= now:
+            found = i
         else:
-            left.append(entry)
-    for entry in left:
-        heapq.heappush(ready, entry)
+            left.append(i)
+    for i in left:
+        heapq.heappush(ready, i)
     return found
 
 
@@ -115,12 +122,13 @@ def _dependences(nodes: Sequence[Node]) -> tuple[list[set[int]], list[dict[int, 
             for i in touching:
                 edge(i, j, False)
             last_async, touching = j, []
-        if kind is Kind.BRANCH:
+        if kind is Kind.BRANCH and j == len(nodes) - 1:
             for i in range(j):
                 edge(i, j, False)
         if kind is Kind.TMEM_WAIT_LOAD:
             for name, i in writer.items():
                 if nodes[i].form.kind is Kind.TMEM_LOAD:
+                    edge(i, j, True)
                     loading[name] = j
         for name in node.writes:
             writer[name] = j

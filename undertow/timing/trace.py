@@ -20,6 +20,7 @@ from .lower import Lowering, Node, instructions
 from .naming import Namer
 from .observer import Operation, Recorder, Token
 from .order import scheduled
+from .regions import expanded
 from .uops import Form, Kind, Unit
 
 MMA_DEPTH = 16  # k of one 16-bit MMA instruction
@@ -107,7 +108,6 @@ class _Builder:
         self.program, self.lowering, self.recorder = program, lowering, recorder
         self.constants = constants
         self.namer = Namer(program, launch, labels)
-        self.leaders = _leaders(program)
         self.rows: list[tuple[int, ...]] = []
         self.pool: list[int] = []
         self._uop_of: dict[tuple, int] = {}
@@ -150,13 +150,13 @@ class _Builder:
 
     def _stream(self, warp: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """uop, argument, PTX index and piece of every instruction that a warp issues."""
-        executed = np.array(self.recorder.streams[warp], np.int64)
+        regions = self.lowering.regions
+        executed, origin = expanded(np.array(self.recorder.streams[warp], np.int64), regions.converted)
         index = np.where(executed < 0, ~executed, executed)
-        facts = self._arguments(warp, len(index))
-        cuts = np.flatnonzero((np.diff(index) != 1) | self.leaders[index[1:]]) + 1
-        bounds = [0, *cuts.tolist(), len(index)]
+        facts = np.append(self._arguments(warp, len(self.recorder.streams[warp])), -1)
+        cuts = np.flatnonzero((np.diff(index) != 1) | regions.leaders[index[1:]]) + 1
         uops, positions, pieces = [], [], []
-        for begin, end in pairwise(bounds):
+        for begin, end in pairwise([0, *cuts.tolist(), len(index)]):
             if begin == end:
                 continue
             key = (int(index[begin]), int(index[end - 1]) + 1)
@@ -170,7 +170,7 @@ class _Builder:
         if not uops:
             return (np.zeros(0, np.int32),) * 4
         uop, position = np.concatenate(uops), np.concatenate(positions)
-        argument = facts[position]
+        argument = facts[origin[position]]
         self._branches(uop, position, index, argument)
         idle = executed[position] < 0
         if idle.any():
@@ -264,16 +264,6 @@ class _Builder:
         for (begin, end), _ in self._pieces.items():
             result[f"{begin}:{end}"] = instructions(self.lowering.nodes[begin:end])
         return result
-
-
-def _leaders(program: Program) -> np.ndarray:
-    """Where straight pieces begin: labels, and what follows a branch."""
-    found = np.zeros(len(program.code) + 1, bool)
-    found[[0, *program.kernel.labels.values()]] = True
-    for decoded in program.code:
-        if decoded.row.control:
-            found[decoded.index + 1] = True
-    return found
 
 
 def tile_tokens(operations: list[Operation], tokens: list[Token]) -> tuple[int, ...]:

@@ -32,9 +32,9 @@ bool Sm::wait_token(Warp& warp, int token, bool is_barrier) {
                 wake += constant(Constant::named_barrier_latency)
                     + constant(Constant::named_barrier_release_interval) * of.released++;
             } else {
-                wake += constant(Constant::mbarrier_wake_latency);
+                wake += constant(Constant::mbarrier_wake_latency)
+                    + constant(Constant::wake_jitter) * (random_.uniform() - 0.5);
             }
-            wake += constant(Constant::wake_jitter) * random_.uniform();
             warp.resume = std::max(warp.since + ready, wake);
             const bool was_late = of.at > warp.since;
             const Reason reason = is_barrier ? Reason::barrier : was_late ? Reason::mbarrier : Reason::hold;
