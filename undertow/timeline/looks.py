@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from undertow.plan.drawing import OTHER_FILL, fill_of
-from undertow.timeline.sections import DS, LOAD_S, SIGNAL_DS, SIGNAL_P, SOFTMAX
+from undertow.timeline.sections import DS, LOAD_S, S_RELEASE, SIGNAL_DS, SIGNAL_P, SOFTMAX
 from undertow.timing.results import Kind, Span
 
 WAIT_FILL, TRANSFER_FILL = "#eceef2", "#d5dbe3"
@@ -14,7 +14,6 @@ RELEASE = "#15803d"  # a warp hands S back: the tensor pipe may write the next o
 GEMMS = ("QK", "PdO", "dP", "dK", "dQ")
 FILLS = {LOAD_S: "#dfe9f7", SOFTMAX: fill_of("S"), SIGNAL_P: fill_of("P"), DS: fill_of("dP"), SIGNAL_DS: fill_of("dS")}
 CARRIED = {"q": "Q", "do": "dO", "lse": "LSE", "d": "D"}  # last word of a load pipeline's name: what is copied
-S_RELEASE = "mma_compute_s.empty"  # the hand-over that says so, in the names of the plan
 RESTS_ON = {  # what gives a box its length: beginnings of the names of constants
     "gemm": ("tcgen05_", "wgmma_", "mma_"),
     "section": ("tmem_", "mufu_", "fma_", "packed_fma_", "convert_", "alu_", "arithmetic_", "shared_", "lsu_"),

@@ -123,10 +123,10 @@ def _count(tiles: int) -> str:
 
 def _cycles(timeline: Timeline, prediction: Prediction | None) -> str:
     """`2980 cycles per tile`, and what is known of the number."""
-    told = f"{timeline.cycles_per_tile:.0f} cycles per tile"
     if prediction is None:
-        return told
+        return f"{timeline.cycles_per_tile:.0f} cycles per tile"
     low, high = prediction.band
+    told = f"{prediction.point:.0f} cycles per tile"
     return f"{told} at the best guesses; over the ranges {prediction.median:.0f}, 90% in {low:.0f} to {high:.0f}"
 
 

@@ -15,6 +15,7 @@ LOAD_S, SOFTMAX, SIGNAL_P, DS, SIGNAL_DS = "load S", "softmax", "signal P", "dS"
 SIDES = (".full", ".empty")  # of a pipeline: work with such a name is an arrival
 S_FULL = "mma_compute_s.full"  # begins a tile
 DP_FULL = "mma_compute_dp.full"
+S_RELEASE = "mma_compute_s.empty"  # S is in registers; without a slot for P, P is written as well
 TILE_END = "compute_mma_ds.full"
 
 
@@ -37,10 +38,11 @@ def _named(spans: Sequence[Span]) -> Iterator[Span]:
             section = {S_FULL: LOAD_S, DP_FULL: DS}.get(span.name, section)
             yield span
         elif arrives(span) or not section:
-            section = "" if span.name == TILE_END else section
+            ends = {TILE_END: "", S_RELEASE: SOFTMAX if section == LOAD_S else section}
+            section = ends.get(span.name, section)
             yield span
         else:
-            if span.name == SOFTMAX:
+            if span.name == SOFTMAX or (section == SOFTMAX and _more_of(SOFTMAX, spans[index:])):
                 section = SOFTMAX
             elif section == SOFTMAX:
                 section = SIGNAL_P
