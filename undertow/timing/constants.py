@@ -80,7 +80,7 @@ _SHARED = {
 _TENSOR = {
     "mma_multiply_adds_per_cycle": _spec("16-bit multiply-adds of an SM", ("per cycle", BOTH, 1.0)),
     "mma_operands_ahead": _spec("MMAs whose operands are fetched before they begin", ("instructions", BOTH)),
-    "wgmma_in_flight": _spec("MMAs of a warpgroup that are not done when its warps stand still at the next",
+    "wgmma_in_flight": _spec("MMAs of an SM that are not done when a warpgroup's first warp stands still",
                              ("instructions", (SM90,), 1.0)),
     "wgmma_issue_interval": _spec("a warp's wgmma.mma_async to its next instruction", ("cycles", (SM90,))),
     "wgmma_fill_shared": _spec("from issue to the first product, A in shared memory", ("cycles", (SM90,))),

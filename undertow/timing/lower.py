@@ -6,7 +6,7 @@ Everything here is about the text of a kernel; which of it a warp executes is in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -286,14 +286,3 @@ class Lowering:
         if opcode == "ld":
             return not (decoded.mods.get("space") or "").startswith("param")
         return opcode in ("elect", "atom", "ldmatrix", "tcgen05", "match")
-
-
-def instructions(nodes: Iterable[Node | None]) -> dict[str, int]:
-    """How many instructions of each unit or kind these nodes issue."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        if node is not None:
-            kind, unit = node.form.kind, node.form.unit
-            name = (unit.name if kind is Kind.ARITHMETIC else kind.name).lower()
-            counts[name] = counts.get(name, 0) + node.form.issues
-    return counts

@@ -85,9 +85,13 @@ def expanded(executed: np.ndarray, converted: dict[int, int]) -> tuple[np.ndarra
     Returns: PTX indices (~index where nothing was done), and the place in the stream of each, -1 for what was put in.
     """
     index = np.where(executed < 0, ~executed, executed)
-    begins = np.array([index[i] in converted and index[i + 1] == converted[index[i]] for i in range(len(index) - 1)])
-    if not begins.any():
+    if not converted or not len(index):
         return executed, np.arange(len(executed))
+    target = np.full(int(index.max()) + 1, -1)
+    for branch, place in converted.items():
+        if branch < len(target):
+            target[branch] = place
+    begins = index[1:] == target[index[:-1]]
     parts, places, at = [], [], 0
     for branch in np.flatnonzero(begins).tolist():
         parts.append(executed[at : branch + 1])

@@ -47,17 +47,20 @@ def _of_warp(trace: Trace, run: Run, steady: Steady, warp: int) -> Iterator[Span
     if not len(issued):
         return
     uops = trace.uops[trace.uop[part]]
-    tile = _tiles(trace, run, steady, warp)
+    tile, names = _tiles(trace, run, steady, warp), _Work(uops)
+    ended = issued + uops[:, 2]
+    gap = np.append(0.0, issued[1:] - ended[:-1])
+    reason = run.reason[part]
+    waits = np.isin(uops[:, 0], _WAITS) | (reason == Reason.MMA_QUEUE)
+    waits |= (uops[:, 0] == Kind.FENCE) & (reason == Reason.FENCE)
     begin = 0  # of the work
-    for i in range(1, len(issued)):
-        gap = issued[i] - issued[i - 1] - uops[i - 1, 2]
-        if gap < SHORTEST_WAIT or not _is_wait(uops[i, 0], run.reason[part.start + i]):
-            continue
-        yield _work(row, uops[begin:i], issued[begin], issued[i - 1] + uops[i - 1, 2], int(tile[begin]))
+    for i in np.flatnonzero(waits & (gap >= SHORTEST_WAIT)).tolist():
+        yield Span(row, names.of(begin, i), SpanKind.WORK, float(issued[begin]), float(ended[i - 1]), int(tile[begin]))
         name = waited_for(trace, part.start + i)
-        yield Span(row, name, SpanKind.WAIT, float(issued[i] - gap), float(issued[i]), int(tile[i]))
+        yield Span(row, name, SpanKind.WAIT, float(issued[i] - gap[i]), float(issued[i]), int(tile[i]))
         begin = i
-    yield _work(row, uops[begin:], issued[begin], issued[-1] + uops[-1, 2], int(tile[begin]))
+    end = len(issued)
+    yield Span(row, names.of(begin, end), SpanKind.WORK, float(issued[begin]), float(ended[-1]), int(tile[begin]))
     yield from _of_arrivals(trace, warp, issued, tile)
 
 
@@ -70,27 +73,20 @@ def _of_arrivals(trace: Trace, warp: int, issued: np.ndarray, tile: np.ndarray) 
         yield Span(row, trace.token_names[tokens[i]], SpanKind.WORK, float(issued[i]), end, int(tile[i]))
 
 
-def _is_wait(kind: int, reason: int) -> bool:
-    return kind in _WAITS or reason == Reason.MMA_QUEUE or (kind == Kind.FENCE and reason == Reason.FENCE)
+class _Work:
+    """Names pieces of a warp's work by the instructions in them."""
 
+    def __init__(self, uops: np.ndarray):
+        kind, unit = uops[:, 0], np.where(uops[:, 0] == Kind.ARITHMETIC, uops[:, 1], 0)
+        marks = {
+            "softmax": unit == Unit.MUFU, "issue": np.isin(kind, (Kind.WGMMA, Kind.MMA)), "dS": unit == Unit.CONVERT,
+            "copy": kind == Kind.COPY, "store": kind == Kind.STORE,
+        }  # fmt: skip
+        self._counts = {name: np.append(0, np.cumsum(mark)) for name, mark in marks.items()}
 
-def _work(row: str, uops: np.ndarray, begin: float, end: float, tile: int) -> Span:
-    return Span(row, _work_name(uops), SpanKind.WORK, float(begin), float(end), tile)
-
-
-def _work_name(uops: np.ndarray) -> str:
-    """What a piece of work is, by the instructions in it."""
-    units = set(np.unique(uops[uops[:, 0] == Kind.ARITHMETIC, 1]).tolist())
-    kinds = set(np.unique(uops[:, 0]).tolist())
-    if Unit.MUFU in units:
-        return "softmax"
-    if kinds & {Kind.WGMMA, Kind.MMA}:
-        return "issue"
-    if Unit.CONVERT in units:
-        return "dS"
-    if Kind.COPY in kinds:
-        return "copy"
-    return "store" if Kind.STORE in kinds else "work"
+    def of(self, begin: int, end: int) -> str:
+        """The name of the work of instructions [begin, end)."""
+        return next((name for name, count in self._counts.items() if count[end] > count[begin]), "work")
 
 
 def _tiles(trace: Trace, run: Run, steady: Steady, warp: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from undertow.plan.description import Launch
 
 from .constants import checked
 from .errors import TimingError
-from .lower import Lowering, Node, instructions
+from .lower import Lowering, Node
 from .naming import Namer
 from .observer import Operation, Recorder, Token
 from .order import scheduled
@@ -41,7 +41,7 @@ class Trace:
     uops: a row of UOP_COLUMNS for each instruction as it issues; pool: its registers. begins: where each warp's stream
     begins in uop, argument and place. argument: passes, bytes, token or operation, -1 for none. place: PTX index.
     tokens: arrivals that complete each. operations: rows of OPERATION_COLUMNS. gemms: names; their MMAs say which.
-    tile_tokens: what the consumer of the query tiles waits for, in order. counts: instructions per tile and warp.
+    tile_tokens: what the consumer of the query tiles waits for, in order. segment: straight piece of each.
     """
 
     kernel: str
@@ -60,7 +60,6 @@ class Trace:
     token_names: tuple[str, ...]
     tile_tokens: tuple[int, ...]
     segment: np.ndarray
-    counts: Mapping[str, Mapping[str, int]]
 
     @property
     def num_warps(self) -> int:
@@ -123,14 +122,15 @@ class _Builder:
         gemm_names = self.namer.gemms(recorder.operations)
         names = tuple(dict.fromkeys(gemm_names))
         return Trace(
-            name, arch, tuple(self.namer.role(w) for w in range(len(lengths))), len(self.lowering.registers),
+            name, arch, tuple(self._row_name(w, stream[0]) for w, stream in enumerate(streams)),
+            len(self.lowering.registers),
             np.array(self.rows, np.int32).reshape(-1, len(UOP_COLUMNS)), np.array(self.pool, np.int32),
             np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), uop, argument, place,
             np.array([token.needed for token in recorder.tokens], np.int32),
             np.array([self._operation(o, names.index(g)) for o, g in zip(recorder.operations, gemm_names, strict=True)],
                      np.int32).reshape(-1, len(OPERATION_COLUMNS)),
             names, tuple(self.namer.token(token) for token in recorder.tokens),
-            tile_tokens(recorder.operations, recorder.tokens), segment, self._counts(),
+            tile_tokens(recorder.operations, recorder.tokens), segment,
         )  # fmt: skip
 
     def _operation(self, operation: Operation, gemm: int) -> tuple[int, ...]:
@@ -155,6 +155,7 @@ class _Builder:
         index = np.where(executed < 0, ~executed, executed)
         facts = np.append(self._arguments(warp, len(self.recorder.streams[warp])), -1)
         cuts = np.flatnonzero((np.diff(index) != 1) | regions.leaders[index[1:]]) + 1
+        empty = np.zeros(0, np.int32)
         uops, positions, pieces = [], [], []
         for begin, end in pairwise([0, *cuts.tolist(), len(index)]):
             if begin == end:
@@ -168,7 +169,7 @@ class _Builder:
             positions.append(offset + begin)
             pieces.append(np.full(len(uop), self._piece_number[key]))
         if not uops:
-            return (np.zeros(0, np.int32),) * 4
+            return empty, empty, empty, empty
         uop, position = np.concatenate(uops), np.concatenate(positions)
         argument = facts[origin[position]]
         self._branches(uop, position, index, argument)
@@ -245,7 +246,7 @@ class _Builder:
         return self._uop_of[key]
 
     def _amount(self, node: Node) -> int:
-        """32-bit registers of a load or tensor-memory access; 1 for a global load and a wait that lets reads suffice."""
+        """32-bit registers of a load or tensor-memory access; 1 for a global load, and a wait that reads suffice for."""
         kind, decoded = node.form.kind, self.program.code[node.place]
         if kind is Kind.LOAD:
             slots = self.program.slots
@@ -258,12 +259,23 @@ class _Builder:
             return int(".read" in decoded.instruction.mnemonic)
         return int(kind is Kind.GLOBAL and bool(node.writes))
 
-    def _counts(self) -> dict[str, dict[str, int]]:
-        """Instructions per unit in the straight pieces of the kernel that are executed most, by role."""
-        result: dict[str, dict[str, int]] = {}
-        for (begin, end), _ in self._pieces.items():
-            result[f"{begin}:{end}"] = instructions(self.lowering.nodes[begin:end])
-        return result
+    def _row_name(self, warp: int, uop: np.ndarray) -> str:
+        """A warp's row; where nobody named its role, it is called after what it does."""
+        name = self.namer.role(warp)
+        if name != f"warp {warp}":
+            return name
+        kinds = {self.rows[i][0] for i in set(uop.tolist())}
+        units = {self.rows[i][1] for i in set(uop.tolist()) if self.rows[i][0] == Kind.ARITHMETIC}
+        engines = {o.engine for o in self.recorder.operations if o.warp == warp}
+        if Unit.MUFU in units and kinds & {Kind.LOAD, Kind.STORE, Kind.WGMMA}:
+            role = "compute"
+        elif kinds & {Kind.MMA, Kind.WGMMA}:
+            role = "mma"
+        elif "bulk_reduce" in engines or Kind.TMEM_LOAD in kinds:
+            role = "reduce"
+        else:
+            role = "load" if engines else "other"
+        return f"{role} {name}"
 
 
 def tile_tokens(operations: list[Operation], tokens: list[Token]) -> tuple[int, ...]:

@@ -73,10 +73,12 @@ class Form:
 
 _FLOAT = ("f32", "f16", "bf16", "f16x2", "bf16x2", "tf32")
 _ALU_OPCODES = frozenset(
-    ("and", "or", "xor", "not", "shl", "shr", "shf", "lop3", "prmt", "bfe", "bfi", "bfind", "brev", "clz", "popc")
-    + ("cnot", "selp", "slct", "min", "max", "abs", "neg", "sad", "add", "sub", "addc", "subc", "set", "mapa")
-    + ("isspacep", "copysign", "testp")
-)
+    (
+        "and", "or", "xor", "not", "shl", "shr", "shf", "lop3", "prmt", "bfe", "bfi", "bfind", "brev", "clz", "popc",
+        "cnot", "selp", "slct", "min", "max", "abs", "neg", "sad", "add", "sub", "addc", "subc", "set", "mapa",
+        "isspacep", "copysign", "testp",
+    )
+)  # fmt: skip
 _MUFU = frozenset(("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos", "tanh"))
 _COLLECTIVE = frozenset(("elect", "vote", "match", "activemask", "redux"))
 _FREE = frozenset(("cvta", "getctarank"))

@@ -82,26 +82,59 @@ def stalls(trace: Trace, run: Run, steady: Steady) -> dict[str, dict[str, float]
     """role -> reason -> cycles per tile and warp, mean over the warps of the role; `issue` is what it issued."""
     begin, end = steady.window
     tiles = steady.last - steady.first
-    result: dict[str, dict[str, float]] = {}
+    code, words = _why_codes(trace, run)
+    issues = trace.uops[trace.uop, 2]
+    result: dict[str, np.ndarray] = {}
     warps: dict[str, int] = defaultdict(int)
     for warp, row in enumerate(trace.roles):
         part = trace.stream(warp)
         issued = run.issued[part]
         if len(issued) < 2:
             continue
+        inside = np.flatnonzero((issued[1:] >= begin) & (issued[1:] < end)) + 1
+        delay = np.clip(issued[inside] - issued[inside - 1] - issues[part][inside - 1], 0.0, None)
+        sums = np.bincount(code[part][inside], delay, len(words))
+        sums[0] += issues[part][inside].sum()
         role = row.partition(" warp ")[0]
         warps[role] += 1
-        sums = result.setdefault(role, defaultdict(float))
-        delay = np.diff(issued) - trace.uops[trace.uop[part][:-1], 2]
-        for i in np.flatnonzero((issued[1:] >= begin) & (issued[1:] < end)):
-            entry = int(trace.begins[warp]) + int(i) + 1
-            sums["issue"] += float(trace.uops[trace.uop[entry], 2])
-            if delay[i] > 0.0:
-                sums[why(trace, run, entry)] += float(delay[i])
+        result[role] = result.get(role, 0.0) + sums
     return {
-        role: {name: cycles / tiles / warps[role] for name, cycles in sorted(sums.items(), key=lambda x: -x[1])}
+        role: {words[i]: float(sums[i]) / tiles / warps[role] for i in np.argsort(-sums).tolist() if sums[i] > 0.0}
         for role, sums in result.items()
     }
+
+
+def _why_codes(trace: Trace, run: Run) -> tuple[np.ndarray, list[str]]:
+    """`why` of every instruction as a number, and the words; the first one is `issue`, of what did not wait."""
+    work = [work_name(trace, int(entry)) for entry in _first_entries(trace)]
+    reason, cause = run.reason.astype(int), run.cause
+    follows = np.isin(reason, (Reason.MBARRIER, Reason.BARRIER)) & (trace.argument >= 0)
+    detail = np.zeros(len(reason), int)
+    detail[follows] = trace.argument[follows]
+    is_data, is_pipe = (reason == Reason.DATA) & (cause >= 0), reason == Reason.PIPE
+    detail[is_data] = trace.uop[cause[is_data]]
+    detail[is_pipe] = trace.uop[is_pipe]
+    pairs, inverse = np.unique(np.stack([reason, detail]), axis=1, return_inverse=True)
+    words = ["issue"]
+    number = []
+    for kind, which in pairs.T.tolist():
+        text = _WORDS.get(Reason(kind), "issue" if kind == Reason.NONE else "unknown")
+        if kind in (Reason.MBARRIER, Reason.BARRIER):
+            text = trace.token_names[which]
+        elif kind in (Reason.DATA, Reason.PIPE):
+            text = f"result of {work[which]}" if kind == Reason.DATA else f"{work[which]} pipe"
+        if text not in words:
+            words.append(text)
+        number.append(words.index(text))
+    return np.array(number)[inverse.ravel()], words
+
+
+def _first_entries(trace: Trace) -> np.ndarray:
+    """An instruction of the trace for every row of `uops`; the first one for rows that nothing executes."""
+    entries = np.zeros(len(trace.uops), int)
+    present, first = np.unique(trace.uop, return_index=True)
+    entries[present] = first
+    return entries
 
 
 def why(trace: Trace, run: Run, entry: int) -> str:

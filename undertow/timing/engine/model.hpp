@@ -84,7 +84,6 @@ struct Warp {
     int stores_pending = 0;
     double stores_done = 0.0;
     double tmem_loads_done = 0.0, tmem_stores_done = 0.0;
-    int mmas_issued = 0;
     int slots_lost = 0;  // cycles in which it could have issued, had another warp not
     std::vector<double> registers;
     std::vector<int32_t> writer;
@@ -161,7 +160,7 @@ class Sm {
     // tensor cores: queues by warpgroup (SM90) or one (SM100), and what was taken from them in order
     std::vector<std::deque<int>> mma_queues_;
     std::deque<int> mma_order_;
-    std::vector<int> fetch_left_, joined_, done_count_;
+    std::vector<int> fetch_left_, joined_;
     std::vector<double> done_at_, read_at_, issued_at_;
     int executing_ = -1, last_queue_ = 0, tensor_pending_ = 0;
     double execute_end_ = 0.0, last_end_ = 0.0, last_fetch_ = -1e9;

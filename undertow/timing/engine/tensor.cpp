@@ -35,10 +35,8 @@ void Sm::tensor_step() {
         if (executing_ >= 0) {
             if (fetch_left_[executing_] > 0 || !past(execute_end_)) return;
             const double end = std::max(execute_end_, last_fetch_ > execute_end_ ? last_fetch_ : execute_end_);
-            const Operation& of = in_.operations[executing_];
             in_.operation_times[3 * executing_ + 2] = done_at_[executing_] = last_end_ = end;
-            if (in_.is_sm100) --tensor_pending_;
-            else ++done_count_[of.warp / WARPGROUP_WARPS];
+            --tensor_pending_;
             executing_ = -1;
             mma_order_.pop_front();
             tensor_choose();

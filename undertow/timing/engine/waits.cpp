@@ -63,10 +63,12 @@ bool Sm::wait_copy(Warp& warp, int operation, bool reads_only) {
 
 bool Sm::issue_wgmma(Warp& warp, int operation) {
     const int group = warp.number / WARPGROUP_WARPS;
-    if (warp.mmas_issued - done_count_[group] >= constant(Constant::wgmma_in_flight) - 0.5) {
-        return blocked(warp, Reason::mma_queue, mma_order_.empty() ? NO_CAUSE : of_operation(mma_order_.front()));
+    if (warp.number % WARPGROUP_WARPS == 0) {  // the others do not stand still
+        if (tensor_pending_ >= constant(Constant::wgmma_in_flight) - 0.5) {
+            return blocked(warp, Reason::mma_queue, mma_order_.empty() ? NO_CAUSE : of_operation(mma_order_.front()));
+        }
+        ++tensor_pending_;
     }
-    ++warp.mmas_issued;
     if (++joined_[operation] == WARPGROUP_WARPS) {
         mma_queues_[group].push_back(operation);
         issued_at_[operation] = now_;
