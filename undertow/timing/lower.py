@@ -126,15 +126,15 @@ class Lowering:
         """What is computed from literals alone is a literal."""
         code = self.program.code
         makers = Counter(name for decoded in code for name in writes_of(decoded))
-        constant: set[str] = set()
+        self._constant: set[str] = set()
         for decoded, form in zip(code, self._forms, strict=True):
             names, is_special = self._sources(decoded), any(isinstance(t.operand, ptx.Special) for t in decoded.sources)
             if form is None or form.kind not in (Kind.ARITHMETIC, Kind.ALIAS) or decoded.guard or is_special:
                 continue
-            if form.unit not in (Unit.COLLECTIVE, Unit.SHUFFLE) and all(name in constant for name in names):
+            if form.unit not in (Unit.COLLECTIVE, Unit.SHUFFLE) and all(name in self._constant for name in names):
                 written = writes_of(decoded)
                 if all(makers[name] == 1 for name in written):
-                    constant.update(written)
+                    self._constant.update(written)
                     self._forms[decoded.index] = Form(Kind.ALIAS)
 
     def _contract(self) -> None:
@@ -178,21 +178,22 @@ class Lowering:
 
     def _fold_addresses(self) -> None:
         """A constant added to a register is part of the address, where nothing but addresses use the sum."""
-        used: dict[str, set[bool]] = {}
+        users: dict[str, list[tuple[int, bool]]] = {}
         for decoded in self.program.code:
             for typed in decoded.operands.values():
                 for name in () if typed.spec.is_dst else names_in(typed.operand):
-                    used.setdefault(name, set()).add(isinstance(typed.operand, ptx.Address))
-        for decoded in self.program.code:
-            if decoded.instruction.opcode in _FOLDED and decoded.guard is None:
-                names, constant = self._sources(decoded), [
-                    typed for typed in decoded.sources if isinstance(typed.operand, ptx.Immediate)
-                ]  # fmt: skip
-                (target,) = writes_of(decoded) or ("",)
-                if constant and len(names) == 1 and used.get(target) == {True}:
-                    self._forms[decoded.index] = Form(Kind.ALIAS)
-                    if len(self._makers[target]) == 1:
-                        self.origins[target] = names
+                    users.setdefault(name, []).append((decoded.index, isinstance(typed.operand, ptx.Address)))
+        folded: set[int] = set()
+        for decoded in reversed(self.program.code):
+            names = [name for name in self._sources(decoded) if name not in self._constant]
+            written = writes_of(decoded)
+            if decoded.instruction.opcode not in _FOLDED or decoded.guard or len(names) != 1 or len(written) != 1:
+                continue
+            if len(decoded.sources) == 2 and all(is_in or user in folded for user, is_in in users.get(written[0], ())):
+                folded.add(decoded.index)
+                self._forms[decoded.index] = Form(Kind.ALIAS)
+                if len(self._makers[written[0]]) == 1:
+                    self.origins[written[0]] = tuple(names)
 
     def origin(self, name: str) -> tuple[str, ...]:
         """The registers that hold a value before it is copied."""
@@ -240,8 +241,9 @@ class Lowering:
         form, place = self._forms[decoded.index], decoded.index
         if form is None or not is_alive or form.kind is Kind.ALIAS:
             return None
-        is_retry = place in self.regions.converted and place + 2 == self.regions.converted[place]
-        if form.kind is Kind.BRANCH and (place in self._guards or (place in self.regions.converted and not is_retry)):
+        if form.kind is Kind.BRANCH and place in self._guards:
+            return None  # the jump back to a try_wait
+        if form.kind is Kind.BRANCH and place in self.regions.converted and not self.regions.retries(place + 1):
             return None
         named = (*reads_of(decoded), *((self._guards[place],) if place in self._guards else ()))
         reads = tuple(dict.fromkeys(origin for name in named for origin in self.origin(name)))

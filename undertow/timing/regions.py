@@ -40,7 +40,7 @@ class Regions:
             if name not in retries and count > joined[name]:
                 self.leaders[self._places[name]] = True
         for decoded in program.code:
-            if decoded.row.control and decoded.index not in self.converted and not self._retries(decoded.index):
+            if decoded.row.control and decoded.index not in self.converted and not self.retries(decoded.index):
                 self.leaders[decoded.index + 1] = True
 
     def _converts(self, index: int) -> str | None:
@@ -51,7 +51,7 @@ class Regions:
             return None
         target = self._places[labels[0]]
         between = range(index + 1, target)
-        if len(between) == 1 and self._retries(index + 1):
+        if len(between) == 1 and self.retries(index + 1):
             return labels[0]  # out of the loop around a try_wait
         if not 0 < len(between) <= CONVERTED_LENGTH or any(place in between for place in self._labelled):
             return None
@@ -61,7 +61,7 @@ class Regions:
     def _labelled(self) -> set[int]:
         return {self._places[name] for name in self._asked}
 
-    def _retries(self, index: int) -> bool:
+    def retries(self, index: int) -> bool:
         """Whether an instruction is the jump back to a try_wait that has just been asked."""
         labels = _labels(self._code[index])
         if self._code[index].instruction.opcode != "bra" or len(labels) != 1:
@@ -72,7 +72,7 @@ class Regions:
     def _is_retry(self, label: str) -> bool:
         """Whether a label is only the beginning of a loop around a try_wait."""
         askers = [d.index for d in self._code if label in _labels(d)]
-        return all(self._retries(index) for index in askers)
+        return all(self.retries(index) for index in askers)
 
 
 def _labels(decoded) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ def replay(
         assumed: names of constants that nobody measured; those that this architecture reads are noted.
 
     Returns: Timeline; times in SM cycles from the start of the CTA.
-    Raises: ConstantError, TimingError (a standstill; fewer than 8 query tiles), CompilerMissing.
+    Raises: ConstantError, TimingError (a standstill; fewer than 2 query tiles), CompilerMissing.
     """
     done = run(trace, constants, seed)
     steady = steady_state(trace, done)

@@ -246,7 +246,7 @@ class _Builder:
         return self._uop_of[key]
 
     def _amount(self, node: Node) -> int:
-        """32-bit registers of a load or tensor-memory access; 1 for a global load, and a wait that reads suffice for."""
+        """32-bit registers of a load or tensor-memory access; 1 for a global load, a wait for reads only."""
         kind, decoded = node.form.kind, self.program.code[node.place]
         if kind is Kind.LOAD:
             slots = self.program.slots
