@@ -41,6 +41,22 @@ def test_without_an_early_release_s_is_loaded_until_the_softmax():
     assert named[6] == "mma_compute_s.empty"
 
 
+def test_a_piece_of_work_is_cut_where_the_warp_hands_s_back():
+    row = row_of(TILE)
+    release = next(span for span in row.spans if span.name == "mma_compute_s.empty")
+    longer = [span for span in row.spans if span not in (row.spans[3], row.spans[4])]
+    longer.append(Span(row.name, "work", K, row.spans[3].begin, release.end + 5, 0))  # around the arrival
+    longer.append(release)
+    named = sectioned(Row(row.name, tuple(sorted(longer, key=lambda span: (span.begin, -span.end)))))
+    at_release = [(s.name, s.begin, s.end) for s in named.spans if row.spans[3].begin <= s.begin < release.end + 5]
+    assert at_release == [
+        ("load S", row.spans[3].begin, release.end),
+        ("mma_compute_s.empty", release.begin, release.end),
+        ("fence", release.end, release.end + 10),
+        ("softmax", release.end, release.end + 5),
+    ]
+
+
 def test_sections_begin_anew_with_every_tile():
     once, twice = (worked(sectioned(row_of(TILE * times))) for times in (1, 2))
     assert twice == once * 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from undertow.timeline.rows import Row
 from undertow.timing.results import Kind, Span
@@ -28,7 +29,18 @@ def sectioned(row: Row) -> Row:
     """A compute warp's row whose pieces of work have the names of sections, another row unchanged."""
     if row.role != "compute" or not any(span.name == S_FULL for span in row.spans):
         return row
-    return replace(row, spans=tuple(_named(row.spans)))
+    return replace(row, spans=tuple(_named(list(_cut(row.spans)))))
+
+
+def _cut(spans: Sequence[Span]) -> Iterator[Span]:
+    """Pieces of work end with an arrival and go on behind it; in the order in which they begin."""
+    ends = [span.end for span in spans if arrives(span)]
+    pieces = []
+    for span in spans:
+        within = [] if span.kind is Kind.WAIT or arrives(span) else [end for end in ends if span.begin < end < span.end]
+        bounds = [span.begin, *within, span.end]
+        pieces += [replace(span, begin=begin, end=end) for begin, end in pairwise(bounds)]
+    yield from sorted(pieces, key=lambda span: (span.begin, -span.end))
 
 
 def _named(spans: Sequence[Span]) -> Iterator[Span]:
