@@ -122,7 +122,7 @@ def test_timelines_tell_lengths_units_and_waits():
         "1",
     ] in rows
     assert ["tensor", "50%", "50%"] in rows and ["compute", "mma_compute_s.full", "125", "100"] in rows
-    assert ["split", "tma_load_latency", "-0.50"] in rows
+    assert ["tma_load_latency", "-0.50", "-0.50"] in rows
     assert len(list(tree(html).iter("figure"))) == 3
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.timeline.handmade import timeline
-from undertow.timeline.perfetto import LIFE, TraceError, lanes, trace, write_trace
+from undertow.timeline.perfetto import LIFE, TraceError, trace, write_trace
+from undertow.timeline.rows import lanes
 from undertow.timing.results import Kind, Span
 
 perfetto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from undertow.commands.ablation import ARCH, MASKS, SHAPE, UNKNOWN, Ablation, Both, outcome
 from undertow.commands.recorded import Problem, recorded
-from undertow.commands.timeline import assumed_of
 from undertow.inputs import DTYPES, Shape
 from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.report.ablation import COMMAND as ABLATION
@@ -47,18 +46,15 @@ def predict(chip: Chip, arguments: argparse.Namespace, step: Callable[[str], Non
     Raises: CompileError; TimingError, ConstantError for a chip that lacks something.
     """
     problems = {mask: Problem(SHAPE, band) for mask, band in MASKS.items()}
-    kernels = {mask: recorded(ARCH, SCHEDULES, problem, step) for mask, problem in problems.items()}
+    kernels = {mask: recorded(ARCH, SCHEDULES, problem, chip.point(), step) for mask, problem in problems.items()}
     draws = draw(Drawer(chip, arguments.seed, Both(kernels)), arguments.draws, arguments.jobs, step)
     found = Ablation(draws, {mask: problem.work for mask, problem in problems.items()})
     port = _port(chip)
     drawn = f"chip `{chip.name}`, {arguments.draws} draws from the ranges of its constants, seed {arguments.seed}"
-    clock, shown, at = chip.constants["sm_clock_ghz"], kernels[SHOWN_MASK], (draws.point.constants, arguments.seed)
+    clock, shown = chip.constants["sm_clock_ghz"], kernels[SHOWN_MASK]
     return Predicted(
         outcome(found, arguments).report,
-        [
-            _timeline(kernels[SHOWN_MASK].timeline(name, draws.point.constants, arguments.seed), chip)
-            for name in SCHEDULES
-        ],
+        [shown.timeline(name, draws.point.constants, arguments.seed, chip) for name in SCHEDULES],
         {name: found.tiles(port)[name, SHOWN_MASK] for name in SCHEDULES},
         [bar for shape in published().throughput if not shape.deterministic for bar in _bars(found, port, shape)],
         Source(Label.PREDICTED, f"{drawn}; {SHOWN_MASK}, main kernel, steady state", TIMELINE),

@@ -35,7 +35,7 @@ def section(record: Mapping[str, Any]) -> Section:
     draws = f"{record['draws']} paired draws from the ranges of its constants, seed {record['seed']}"
     source = Source(Label.PREDICTED, f"chip `{record['chip']}`, {draws}; medians, 5th to 95th percentile", COMMAND)
     known = published()
-    others = Source(Label.PUBLISHED, f"{known.title}, Figures 5, 7 and 8: {known.gpu}, {known.method}")
+    others = Source(Label.PUBLISHED, f"{known.title}, Figures 5, 7 and 8: {known.gpu}")
     parts: list[Part] = []
     for quantity, title in QUANTITIES.items():
         given = _bars(ports, quantity)

@@ -171,11 +171,7 @@ def _table(table: Table) -> str:
     assert all(len(row) == len(table.columns) == len(table.sources) for row in table.rows)
     used = dict.fromkeys(source for source in table.sources if source)
     labels = list(dict.fromkeys(source.label for source in used))
-    heads = "".join(
-        f'<th scope="col"{_labelled(source)}>{_inline(name)}'
-        f"{f' {badge(source.label)}' if source and len(labels) > 1 else ''}</th>"
-        for name, source in zip(table.columns, table.sources, strict=True)
-    )
+    heads = "".join(_head(table, column, len(labels) > 1) for column in range(len(table.columns)))
     rows = "".join(f"<tr>{_cells(table, row)}</tr>" for row in table.rows)
     told = " ".join(_told(source) for source in used)
     badges = "".join(f"{badge(label)} " for label in labels)
@@ -186,12 +182,26 @@ def _table(table: Table) -> str:
     )
 
 
+def _head(table: Table, column: int, several: bool) -> str:
+    """A column's name, above its numbers. several: whether the table has several kinds of them."""
+    source = table.sources[column]
+    right = bool(table.rows) and column > 0 and all(_is_number(row[column]) for row in table.rows)
+    mark = f" {badge(source.label)}" if source and several else ""
+    number = ' class="number"' if right else ""
+    return f'<th scope="col"{_labelled(source)}{number}>{_inline(table.columns[column])}{mark}</th>'
+
+
+def _is_number(content: str | Cell) -> bool:
+    text = content.text if isinstance(content, Cell) else content
+    return bool(re.match(r"[-+]?[\d.]|-$", text))
+
+
 def _cells(table: Table, row: Sequence[str | Cell]) -> str:
     cells = []
     for index, (content, of_column) in enumerate(zip(row, table.sources, strict=True)):
         text, source = (content.text, content.source) if isinstance(content, Cell) else (content, of_column)
         kind = "td" if index else 'th scope="row"'
-        number = ' class="number"' if source and index and re.match(r"[-+]?[\d.]", text) else ""
+        number = ' class="number"' if source and index and _is_number(text) else ""
         told = badge(source.label) if source and text == source.label else _inline(text)
         cells.append(f"<{kind}{_labelled(source)}{number}>{told}</{kind.split()[0]}>")
     return "".join(cells)

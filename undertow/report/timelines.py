@@ -10,7 +10,7 @@ from undertow.timing.results import Prediction, Timeline
 
 KEY, TITLE = "timelines", "Timelines of a tile"
 COMMAND = "undertow timeline"
-SHOWN = 6  # reasons to wait, constants
+SHOWN = 6  # half of the reasons to wait, and of the constants
 
 
 def section(timelines: Sequence[Timeline], predictions: Mapping[str, Prediction], source: Source) -> Section:
@@ -66,26 +66,32 @@ def _stalls(timelines: Sequence[Timeline], source: Source) -> Table:
         "What a warp waits for, cycles per tile, at the best guesses; the most expensive reasons.",
         ("role", "waits for", *(timeline.kernel for timeline in timelines)),
         (None, None, *[source] * len(timelines)),
-        [(role, f"`{reason}`", *(f"{cycles:.0f}" for cycles in costs[role, reason])) for role, reason in shown],
+        [(role, _reason(reason), *(f"{cycles:.0f}" for cycles in costs[role, reason])) for role, reason in shown],
     )
 
 
 def _sensitive(predictions: Mapping[str, Prediction], source: Source) -> list[Part]:
-    """The constants that a schedule's length depends on most."""
-    rows = []
-    for kernel, known in predictions.items():
-        strongest = sorted(known.sensitivity.items(), key=lambda item: (-abs(item[1]), item[0]))[:SHOWN]
-        rows += [(kernel, f"`{name}`", f"{correlation:+.2f}") for name, correlation in strongest]
-    if not rows:
+    """The constants that some schedule's length depends on most."""
+    found: dict[str, float] = {}
+    for known in predictions.values():
+        for name, correlation in known.sensitivity.items():
+            found[name] = max(found.get(name, 0.0), abs(correlation))
+    shown = sorted(found, key=lambda name: (-found[name], name))[: 2 * SHOWN]
+    if not shown:
         return []
-    return [
-        Table(
-            "Constants that the length of a tile depends on most: rank correlation over the draws.",
-            ("schedule", "constant", "correlation"),
-            (None, None, source),
-            rows,
-        )
-    ]
+    columns = ("constant", *predictions)
+    rows = [(f"`{name}`", *(_correlation(known, name) for known in predictions.values())) for name in shown]
+    caption = "Constants that the length of a tile depends on most: rank correlation over the draws."
+    return [Table(caption, columns, (None, *[source] * len(predictions)), rows)]
+
+
+def _correlation(known: Prediction, name: str) -> str:
+    return f"{known.sensitivity[name]:+.2f}" if name in known.sensitivity else "-"
+
+
+def _reason(words: str) -> str:
+    """Names of hand-overs and barriers are code, other reasons are words."""
+    return words if " " in words else f"`{words}`"
 
 
 def _percent(share: float | None) -> str:

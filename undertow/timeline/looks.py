@@ -6,28 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from undertow.plan.drawing import OTHER_FILL, fill_of
+from undertow.timeline.sections import DS, LOAD_S, S_RELEASE, SIGNAL_DS, SIGNAL_P, SOFTMAX
 from undertow.timing.results import Kind, Span
 
 WAIT_FILL, TRANSFER_FILL = "#eceef2", "#d5dbe3"
-RELEASE = "#15803d"  # S is in registers: the tensor pipe may write the next one
+RELEASE = "#15803d"  # a warp hands S back: the tensor pipe may write the next one
 GEMMS = ("QK", "PdO", "dP", "dK", "dQ")
-SECTIONS = {  # what a compute or reduce warp does: the region whose colour it has
-    "softmax": "S",
-    "signal P": "P",
-    "dS": "dP",
-    "signal dS": "dS",
-    "drain dQ": "dQ",
-    "stage dQ": "dQ",
-    "epilogue": "dK",
-}
-S_RELEASE = "mma_compute_s.empty"  # the hand-over that says so, in the names of the plan
+FILLS = {LOAD_S: "#dfe9f7", SOFTMAX: fill_of("S"), SIGNAL_P: fill_of("P"), DS: fill_of("dP"), SIGNAL_DS: fill_of("dS")}
+CARRIED = {"q": "Q", "do": "dO", "lse": "LSE", "d": "D"}  # last word of a load pipeline's name: what is copied
 RESTS_ON = {  # what gives a box its length: beginnings of the names of constants
     "gemm": ("tcgen05_", "wgmma_", "mma_"),
     "section": ("tmem_", "mufu_", "fma_", "packed_fma_", "convert_", "alu_", "arithmetic_", "shared_", "lsu_"),
     "copy": ("tma_",),
     "reduction": ("bulk_",),
 }
-LEGEND = (("softmax", "S"), ("signal P", "P"), ("dS", "dP"), ("signal dS", "dS"), ("dQ", "dQ"))
 
 
 @dataclass(frozen=True)
@@ -44,11 +36,18 @@ def look_of(span: Span, first: int) -> Look:
         return Look(WAIT_FILL, "")
     if span.name in GEMMS:
         return Look(fill_of(span.name), f"{span.name}{_tile(span.tile, first)}")
-    if span.name in SECTIONS:
-        return Look(fill_of(SECTIONS[span.name]), span.name)
+    if span.name in FILLS:
+        return Look(FILLS[span.name], span.name)
     if span.kind is Kind.TRANSFER:
-        return Look(fill_of("dQ") if "dQ" in span.name else TRANSFER_FILL, span.name)
-    return Look(OTHER_FILL, span.name)
+        if _reduces(span):
+            return Look(fill_of("dQ"), span.name)
+        pipeline = span.name.partition(".")[0]
+        return Look(TRANSFER_FILL, CARRIED.get(pipeline.rpartition("_")[2], pipeline))
+    return Look(fill_of("dQ") if span.row.startswith("reduce") else OTHER_FILL, span.name)
+
+
+def _reduces(span: Span) -> bool:
+    return span.row == "bulk reduce"
 
 
 def releases_s(span: Span) -> bool:
@@ -63,7 +62,7 @@ def guessed(span: Span, assumed: Sequence[str]) -> bool:
     if span.name in GEMMS:
         of = "gemm"
     elif span.kind is Kind.TRANSFER:
-        of = "reduction" if "dQ" in span.name else "copy"
+        of = "reduction" if _reduces(span) else "copy"
     else:
         of = "section"
     return any(name.startswith(RESTS_ON[of]) for name in assumed)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from undertow.timeline.rows import Row, rows_of
+from undertow.timeline.rows import Row, lanes, rows_of
 from undertow.timing.results import Kind, Span, Timeline
 
 CATEGORY = "predicted"
@@ -160,24 +160,3 @@ def _edges(spans: Sequence[Span]) -> Iterator[tuple[float, Span | None]]:
         open_.append(span)
     while open_:
         yield open_.pop().end, None
-
-
-def lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans in as few tracks as need be so that on each of them two are apart or one lies within the other."""
-    found: list[list[Span]] = []
-    stacks: list[list[Span]] = []
-    for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
-        place = next((index for index, stack in enumerate(stacks) if _fits(span, stack)), len(found))
-        if place == len(found):
-            found.append([])
-            stacks.append([])
-        found[place].append(span)
-        stacks[place].append(span)
-    return found
-
-
-def _fits(span: Span, stack: list[Span]) -> bool:
-    """Whether a span lies within the innermost open one of a lane; those that have ended are taken away."""
-    while stack and stack[-1].end <= span.begin:
-        stack.pop()
-    return not stack or span.end <= stack[-1].end

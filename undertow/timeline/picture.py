@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from undertow.plan.drawing import ALARM, GRID, INK, MUTED, PAPER, Drawing, fill_of
-from undertow.timeline.looks import LEGEND, RELEASE, WAIT_FILL, Look, guessed, hint, look_of, releases_s
-from undertow.timeline.rows import Row, rows_of
+from undertow.timeline.looks import FILLS, RELEASE, WAIT_FILL, Look, guessed, hint, look_of, releases_s
+from undertow.timeline.rows import Row, lanes, rows_of
+from undertow.timeline.sections import arrives, sectioned
 from undertow.timeline.window import PictureError, Window, joined, steady, ticks
 from undertow.timing.results import Kind, Prediction, Span, Timeline
 
@@ -22,6 +23,7 @@ HEAD, AXIS, FOOT = 62, 46, 58  # pixels above the rows of a panel, below them, b
 TALL, ROW, GAP, BLOCK = 36, 20, 3, 9  # pixels: the tensor pipe's row, another's, between rows, between roles
 BRIEF = ("tensor", "compute")
 CHARACTER = 6.6  # pixels of one at size 12, at most
+LEGIBLE = 13  # pixels: the lowest box with a name in it
 FAINT = 0.55  # opacity of the hatching, so that names stay readable
 
 
@@ -89,7 +91,7 @@ def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool) -> list[_Pan
     scale = WIDTH / max(window.cycles for window in windows)
     panels, top = [], 8.0
     for timeline, window in zip(timelines, windows, strict=True):
-        rows = [row for row in rows_of(timeline) if not brief or row.role in BRIEF]
+        rows = [sectioned(row) for row in rows_of(timeline) if not brief or row.role in BRIEF]
         panel = _Panel(timeline, window, _busy(rows, window), top, scale)
         if not panel.rows:
             raise PictureError(f"{timeline.kernel}: nothing happens in cycles {window.begin:.0f} to {window.end:.0f}")
@@ -109,7 +111,7 @@ def _places(rows: Sequence[Row], top: float) -> dict[str, tuple[float, float]]:
     for row in rows:
         y += BLOCK if row.role != role else 0
         role = row.role
-        height = TALL if role == "tensor" else ROW
+        height = TALL if role in ("tensor", "tma") else ROW
         places[row.name] = (y, height)
         y += height + GAP
     return places
@@ -121,10 +123,10 @@ def _count(tiles: int) -> str:
 
 def _cycles(timeline: Timeline, prediction: Prediction | None) -> str:
     """`2980 cycles per tile`, and what is known of the number."""
-    told = f"{timeline.cycles_per_tile:.0f} cycles per tile"
     if prediction is None:
-        return told
+        return f"{timeline.cycles_per_tile:.0f} cycles per tile"
     low, high = prediction.band
+    told = f"{prediction.point:.0f} cycles per tile"
     return f"{told} at the best guesses; over the ranges {prediction.median:.0f}, 90% in {low:.0f} to {high:.0f}"
 
 
@@ -165,11 +167,13 @@ def _row(drawing: Drawing, panel: _Panel, row: Row) -> None:
     y, height = panel.places[row.name]
     name = "tensor pipe" if row.role == "tensor" else row.name.replace(" warp ", " ")
     drawing.text(LEFT - 12, y + height / 2 + 4, name, size=12, anchor="end", ink=INK)
-    spans = joined(row.spans)
-    boxes = [span for span in spans if not releases_s(span)]
-    for span in sorted(panel.window.clipped(boxes), key=lambda span: span.kind is not Kind.WAIT):
-        _span(drawing, panel, span, (y, height))
-    for span in panel.window.clipped([span for span in spans if releases_s(span)]):
+    pieces = list(panel.window.clipped(joined([span for span in row.spans if not arrives(span)])))
+    tracks = lanes(pieces) if row.warp is None else [pieces]  # copies overlap
+    for number, track in enumerate(tracks):
+        place = (y + height / len(tracks) * number, height / len(tracks))
+        for span in sorted(track, key=lambda span: span.kind is not Kind.WAIT):
+            _span(drawing, panel, span, place)
+    for span in panel.window.clipped([span for span in row.spans if releases_s(span)]):
         drawing.bar(panel.x(span.end) - 1.5, y - 1, 3, height + 2, RELEASE, hint=hint(span, 0))
 
 
@@ -182,7 +186,7 @@ def _span(drawing: Drawing, panel: _Panel, span: Span, place: tuple[float, float
     drawing.bar(x, y, max(0.8, end - x), height, look.fill, hint=hint(span, 0))
     if guessed(span, panel.timeline.assumed) and end - x > 2:
         drawing.hatch(x, y, end - x, height, opacity=FAINT)
-    if look.text and len(look.text) * CHARACTER + 4 <= end - x:
+    if look.text and len(look.text) * CHARACTER + 4 <= end - x and height >= LEGIBLE:
         drawing.text((x + end) / 2, y + height / 2 + 4, look.text, size=12, anchor="middle")
 
 
@@ -209,12 +213,12 @@ def _legend(drawing: Drawing, panels: Sequence[_Panel], y: float) -> None:
     x = float(LEFT)
     spans = [(p.timeline, span) for p in panels for row in p.rows for span in p.window.clipped(row.spans)]
     shown = {look_of(span, 0).fill for _, span in spans}
-    for name, region in LEGEND:
-        if fill_of(region) in shown:
-            x = _entry(drawing, x, y, fill_of(region), name)
+    for name, fill in (*FILLS.items(), ("dQ", fill_of("dQ"))):
+        if fill in shown:
+            x = _entry(drawing, x, y, fill, name)
     x = _entry(drawing, x, y, WAIT_FILL, "waits")
     if any(releases_s(span) for _, span in spans):
-        x = _entry(drawing, x, y, RELEASE, "S is read", width=4)
+        x = _entry(drawing, x, y, RELEASE, "S is handed back", width=4)
     if any(_wide(panel) for panel in panels):
         drawing.line((x, y - 5), (x + 22, y - 5), ALARM, dashes="6 4")
         drawing.text(x + 28, y, "barrier of all compute warps, at the last arrival", size=12, ink=MUTED)

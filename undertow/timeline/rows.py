@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,3 +50,24 @@ def _sorted(spans: Iterable[Span]) -> tuple[Span, ...]:
 def _place(row: Row) -> tuple[int, str, int]:
     place = next((index for index, word in enumerate(ORDER) if row.role.startswith(word)), len(ORDER))
     return place, row.role, -1 if row.warp is None else row.warp
+
+
+def lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans in as few tracks as need be so that on each of them two are apart or one lies within the other."""
+    found: list[list[Span]] = []
+    stacks: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
+        place = next((index for index, stack in enumerate(stacks) if _fits(span, stack)), len(found))
+        if place == len(found):
+            found.append([])
+            stacks.append([])
+        found[place].append(span)
+        stacks[place].append(span)
+    return found
+
+
+def _fits(span: Span, stack: list[Span]) -> bool:
+    """Whether a span lies within the innermost open one of a lane; those that have ended are taken away."""
+    while stack and stack[-1].end <= span.begin:
+        stack.pop()
+    return not stack or span.end <= stack[-1].end

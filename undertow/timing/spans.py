@@ -61,6 +61,16 @@ def _of_warp(trace: Trace, run: Run, steady: Steady, warp: int) -> Iterator[Span
         begin = i
     end = len(issued)
     yield Span(row, names.of(begin, end), SpanKind.WORK, float(issued[begin]), float(ended[-1]), int(tile[begin]))
+    yield from _of_arrivals(trace, warp, issued, tile)
+
+
+def _of_arrivals(trace: Trace, warp: int, issued: np.ndarray, tile: np.ndarray) -> Iterator[Span]:
+    """What a warp says to others: each arrival on an mbarrier, by the name of the side that it completes."""
+    part, row = trace.stream(warp), trace.roles[warp]
+    uops, tokens = trace.uops[trace.uop[part]], trace.argument[part]
+    for i in np.flatnonzero((uops[:, 0] == Kind.ARRIVE) & (tokens >= 0)).tolist():
+        end = float(issued[i] + uops[i, 2])
+        yield Span(row, trace.token_names[tokens[i]], SpanKind.WORK, float(issued[i]), end, int(tile[i]))
 
 
 class _Work:
