@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from undertow.commands.recorded import Problem, masked_share, recorded, seen_pairs
+from undertow.commands.recorded import Problem, recorded, seen_pairs
 from undertow.inputs import Shape
 from undertow.plan.tiles import Band
 from undertow.timing.chip import read_chip
@@ -71,9 +71,9 @@ def test_recorded_ctas_differ_in_all_that_is_asked_of_them(band):
 
 def test_work_and_operations_of_a_causal_launch():
     problem = Problem(Shape(2, 1024, 1024, 8, 2), Band(None, 0))
-    assert problem.work[0] == TileCounts(4 * 7, 4)  # the longest first, all query heads of its group
-    assert len(problem.work) == 2 * 2 * 8
-    assert masked_share(problem.work) == pytest.approx(8 / 36)
+    assert problem.work.kinds[0] == TileCounts(4 * 7, 4)  # the longest first, all query heads of its group
+    assert len(problem.work.order) == 2 * 2 * 8
+    assert problem.work.masked_share == pytest.approx(8 / 36)
     assert problem.flops == 2.5 * 4 * 64 * 1024 * 1024 / 2 * 8 * 2
 
 

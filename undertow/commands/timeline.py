@@ -14,7 +14,7 @@ from undertow.cases import CaseError
 from undertow.cli import Outcome
 from undertow.commands import ablation
 from undertow.commands.attention import add_attention, scoring_of
-from undertow.commands.recorded import Problem, masked_share, recorded
+from undertow.commands.recorded import Problem, recorded
 from undertow.commands.targets import add_schedule
 from undertow.emulator import Deadlock, LaunchError, UnsupportedPtx
 from undertow.inputs import DTYPES, InputError, Shape
@@ -31,7 +31,7 @@ from undertow.timeline.picture import PictureError, draw
 from undertow.timing.chip import Chip, ChipError, read_chip
 from undertow.timing.constants import ConstantError, constants_of
 from undertow.timing.errors import TimingError
-from undertow.timing.grid_time import LAUNCH_CONSTANTS, TileCounts, launch_time
+from undertow.timing.grid_time import LAUNCH_CONSTANTS, TileCounts, Work, launch_time
 from undertow.timing.kernel_time import CtaAlone, Kernels, Recorded, assumed_of, has_steady_state
 from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
@@ -210,9 +210,9 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     return Outcome(True, {**about, "runs": [run]}, "\n".join(lines))
 
 
-def _numbers(name: str, draws: Draws, work: list[TileCounts], flops: float) -> dict[str, Prediction]:
+def _numbers(name: str, draws: Draws, work: Work, flops: float) -> dict[str, Prediction]:
     """Cycles of a tile and of the launch, and TFLOP/s at the clocks that were drawn."""
-    share, sms = masked_share(work), draws.chip.num_sms
+    share, sms = work.masked_share, draws.chip.num_sms
 
     def cycles(draw: Any) -> float:
         return launch_time(work, draw.found[name].cta, sms, draw.constants)
@@ -295,7 +295,7 @@ def _shape_line(problem: Problem) -> str:
     heads = f"{shape.heads}:{shape.kv_heads or shape.heads}"
     return (
         f"Main kernel, {problem.mask}, {shape.batch} x {shape.seqlen_q} x {shape.seqlen_k}, heads {heads}: "
-        f"{len(work)} CTAs, {sum(map(sum, work))} tiles, {masked_share(work):.1%} of them masked."
+        f"{len(work.order)} CTAs, {sum(work.tiles)} tiles, {work.masked_share:.1%} of them masked."
     )
 
 
