@@ -36,6 +36,10 @@ class _Panel:
     rows: tuple[Row, ...]
     top: float
     scale: float
+    hints: bool
+
+    def hint(self, span: Span) -> str:
+        return hint(span) if self.hints else ""
 
     def x(self, cycle: float) -> float:
         return LEFT + cycle * self.scale
@@ -57,17 +61,18 @@ def draw(
     tiles: int = 1,
     predictions: Mapping[str, Prediction] | None = None,
     brief: bool = False,
+    hints: bool = True,
 ) -> str:
     """SVG of `tiles` steady tiles of every timeline, all on one scale.
 
     predictions: of cycles per tile, by kernel, for the band in the heading. brief: only the tensor pipe and the compute
-    warps, as the published figures have them.
+    warps, as the published figures have them. hints: what a box is, under the pointer; it makes the file larger.
     Raises: PictureError without timelines, or for one with fewer tiles.
     """
     several = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     if not several:
         raise PictureError("timelines: there is none to draw")
-    panels = _panels(several, tiles, brief)
+    panels = _panels(several, tiles, brief, hints)
     names = ", ".join(panel.timeline.kernel for panel in panels)
     chips = ", ".join(sorted({timeline.chip for timeline in several}))
     drawing = Drawing(
@@ -86,13 +91,13 @@ def draw(
     return drawing.svg()
 
 
-def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool) -> list[_Panel]:
+def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool, hints: bool) -> list[_Panel]:
     windows = [steady(timeline, tiles) for timeline in timelines]
     scale = WIDTH / max(window.cycles for window in windows)
     panels, top = [], 8.0
     for timeline, window in zip(timelines, windows, strict=True):
         rows = [sectioned(row) for row in rows_of(timeline) if not brief or row.role in BRIEF]
-        panel = _Panel(timeline, window, _busy(rows, window), top, scale)
+        panel = _Panel(timeline, window, _busy(rows, window), top, scale, hints)
         if not panel.rows:
             raise PictureError(f"{timeline.kernel}: nothing happens in cycles {window.begin:.0f} to {window.end:.0f}")
         panels.append(panel)
@@ -174,7 +179,7 @@ def _row(drawing: Drawing, panel: _Panel, row: Row) -> None:
         for span in sorted(track, key=lambda span: span.kind is not Kind.WAIT):
             _span(drawing, panel, span, place)
     for span in panel.window.clipped([span for span in row.spans if releases_s(span)]):
-        drawing.bar(panel.x(span.end) - 1.5, y - 1, 3, height + 2, RELEASE, hint=hint(span, 0))
+        drawing.bar(panel.x(span.end) - 1.5, y - 1, 3, height + 2, RELEASE, hint=panel.hint(span))
 
 
 def _span(drawing: Drawing, panel: _Panel, span: Span, place: tuple[float, float]) -> None:
@@ -183,7 +188,7 @@ def _span(drawing: Drawing, panel: _Panel, span: Span, place: tuple[float, float
         y, height = y + height * 0.32, height * 0.36
     x, end = panel.x(span.begin), panel.x(span.end)
     look: Look = look_of(span, panel.window.tile)
-    drawing.bar(x, y, max(0.8, end - x), height, look.fill, hint=hint(span, 0))
+    drawing.bar(x, y, max(0.8, end - x), height, look.fill, hint=panel.hint(span))
     if guessed(span, panel.timeline.assumed) and end - x > 2:
         drawing.hatch(x, y, end - x, height, opacity=FAINT)
     if look.text and len(look.text) * CHARACTER + 4 <= end - x and height >= LEGIBLE:
