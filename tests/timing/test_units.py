@@ -110,8 +110,8 @@ def test_an_mbarrier_wakes_who_waits():
 
 
 def test_a_phase_that_is_complete_costs_the_question():
-    body = f"""{READY} @%q0 bra ARRIVED; mbarrier.arrive.shared.b64 _, [bar]; ARRIVED: bar.sync 0; bar.sync 0; bar.sync 0;
-        bar.sync 0; {WAIT}"""
+    meet = "bar.sync 0;" * 4
+    body = f"{READY} @%q0 bra ARRIVED; mbarrier.arrive.shared.b64 _, [bar]; ARRIVED: {meet} {WAIT}"
     done = replayed(kernel(body, module=MBARRIER, block=(32,)))
     assert done.times(Kind.WAIT)[0] - done.times(Kind.BARRIER_SYNC)[-1] == 43
 

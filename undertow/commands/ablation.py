@@ -7,6 +7,8 @@ the port of shared memory with loads and stores. The draws are the same in every
 from __future__ import annotations
 
 import argparse
+import functools
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +23,7 @@ from undertow.progress import Progress
 from undertow.timing.ablation import BASELINE, CYCLES, FIRST_BAND, POWER, Verdict, in_published_order, judge
 from undertow.timing.chip import Chip
 from undertow.timing.grid_time import TileCounts, launch_time
-from undertow.timing.kernel_time import Kernels
+from undertow.timing.kernel_time import Kernels, Replayed
 from undertow.timing.predict import PORT, PORTS, Draw, Drawer, Draws, draw, held
 from undertow.timing.results import Prediction
 
@@ -34,72 +36,76 @@ Key = tuple[str, str]  # schedule, mask
 
 @dataclass(frozen=True)
 class Both:
-    """Replays every kernel with both ports; callable, and picklable for other processes."""
+    """Replays every kernel with both ports; callable, and picklable for other processes. kernels: by mask."""
 
-    kernels: Mapping[str, Kernels]  # by mask
+    kernels: Mapping[str, Kernels]
 
-    def __call__(self, constants: Mapping[str, float], seed: int) -> dict[tuple[str, str, str], Any]:
-        found = {}
-        for port, shared in PORTS.items():
-            for mask, kernels in self.kernels.items():
-                for schedule, replayed in kernels({**constants, PORT: shared}, seed).items():
-                    found[port, schedule, mask] = replayed
-        return found
+    def __call__(self, constants: Mapping[str, float], seed: int) -> dict[tuple[str, str, str], Replayed]:
+        return {
+            (port, schedule, mask): replayed
+            for port, shared in PORTS.items()
+            for mask, kernels in self.kernels.items()
+            for schedule, replayed in kernels({**constants, PORT: shared}, seed).items()
+        }
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What the draws say. work: CTAs of the launch, by mask."""
+    """What the draws say. work: by mask, the CTAs of the launch in the order in which they start."""
 
     draws: Draws
     work: Mapping[str, list[TileCounts]]
 
     @property
-    def schedules(self) -> list[str]:
-        return list(dict.fromkeys(schedule for _, schedule, _ in self.draws.point.found))
-
-    @property
     def keys(self) -> list[Key]:
-        return [(schedule, mask) for mask in self.work for schedule in self.schedules]
+        return list(dict.fromkeys((schedule, mask) for _, schedule, mask in self.draws.point.found))
 
-    def replayed(self, drawn: Draw, port: str, key: Key) -> Any:
-        """Of one draw under an assumption; where the port is unknown, the draw's own coin decides."""
-        if port == UNKNOWN:
-            port = next(word for word, value in PORTS.items() if value == drawn.constants[PORT])
-        return drawn.found[port, *key]
+    def port_of(self, drawn: Draw, port: str) -> str:
+        """The assumption about the port; where it is unknown, the draw's own coin decides."""
+        return next(word for word, value in PORTS.items() if value == drawn.constants[PORT]) if port == UNKNOWN else port
+
+    def replayed(self, drawn: Draw, port: str, key: Key) -> Replayed:
+        """What a draw says of a schedule under an assumption about the port."""
+        return drawn.found[self.port_of(drawn, port), *key]
 
     def tile(self, drawn: Draw, port: str, key: Key) -> float:
+        """Cycles of a tile, in the mean over those with and without a mask."""
         return self.replayed(drawn, port, key).tile(masked_share(self.work[key[1]]))
 
     def launch(self, drawn: Draw, port: str, key: Key) -> float:
-        cta = self.replayed(drawn, port, key).cta
-        return launch_time(self.work[key[1]], cta, self.draws.chip.num_sms, drawn.constants)
+        """Cycles of the launch."""
+        return self._launches[id(drawn)][self.port_of(drawn, port), *key]
+
+    @functools.cached_property
+    def _launches(self) -> dict[int, dict[tuple[str, str, str], float]]:
+        """Cycles of every launch in every draw, which many ratios ask for."""
+        sms = self.draws.chip.num_sms
+        return {
+            id(drawn): {
+                name: launch_time(self.work[name[2]], replayed.cta, sms, drawn.constants)
+                for name, replayed in drawn.found.items()
+            }
+            for drawn in (self.draws.point, *self.draws.drawn)
+        }
 
     def tiles(self, port: str) -> dict[Key, Prediction]:
         """Cycles of a tile."""
         return {key: self.draws.predict(lambda drawn, key=key: self.tile(drawn, port, key)) for key in self.keys}
 
     def ratios(self, port: str, cycles: Callable[[Draw, str, Key], float]) -> dict[Key, Prediction]:
-        """The baseline's cycles to those of every other schedule, draw by draw."""
-        found = {}
-        for schedule, mask in self.keys:
-            if schedule != BASELINE:
+        """The baseline's cycles to those of every other schedule, draw by draw. cycles: `self.tile` or `self.launch`."""
 
-                def ratio(drawn: Draw, schedule: str = schedule, mask: str = mask) -> float:
-                    return cycles(drawn, port, (BASELINE, mask)) / cycles(drawn, port, (schedule, mask))
+        def ratio(drawn: Draw, key: Key) -> float:
+            return cycles(drawn, port, (BASELINE, key[1])) / cycles(drawn, port, key)
 
-                found[schedule, mask] = self.draws.predict(ratio)
-        return found
+        others = [key for key in self.keys if key[0] != BASELINE]
+        return {key: self.draws.predict(lambda drawn, key=key: ratio(drawn, key)) for key in others}
 
     def utilisation(self, port: str, key: Key) -> dict[str, float]:
         """Median share of the time in which each unit is busy."""
         units = self.replayed(self.draws.point, port, key).utilisation
-        return {
-            unit: self.draws.predict(
-                lambda drawn, unit=unit: self.replayed(drawn, port, key).utilisation.get(unit, 0.0)
-            ).median
-            for unit in units
-        }
+        shares = {unit: [self.replayed(d, port, key).utilisation.get(unit, 0.0) for d in self.draws.drawn] for unit in units}
+        return {unit: statistics.median(each) for unit, each in shares.items()}
 
 
 def execute(arguments: argparse.Namespace, chip: Chip, progress: Progress) -> Outcome:
@@ -108,6 +114,7 @@ def execute(arguments: argparse.Namespace, chip: Chip, progress: Progress) -> Ou
     point, schedules = chip.point(), schedules_of(ARCH)
     kernels = {name: recorded(ARCH, schedules, problem, point, progress.step) for name, problem in problems.items()}
     draws = draw(Drawer(chip, arguments.seed, Both(kernels)), arguments.draws, arguments.jobs, progress.step)
+    progress.step("comparing")
     return outcome(Ablation(draws, {name: problem.work for name, problem in problems.items()}), arguments)
 
 

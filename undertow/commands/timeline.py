@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from undertow.timeline.picture import PictureError, draw
 from undertow.timing.chip import Chip, ChipError, read_chip
 from undertow.timing.errors import TimingError
 from undertow.timing.grid_time import TileCounts, launch_time
-from undertow.timing.kernel_time import Kernels, Recorded, Replayed, assumed_of
+from undertow.timing.kernel_time import CtaAlone, Kernels, Recorded, assumed_of, has_steady_state
 from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
 from undertow.timing.trace import record
@@ -181,17 +182,28 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     target = (ptx.parse_module(kernel.ptx, kernel.name).target or ("",))[0]
     chip = _chip(arguments, target)
     progress.step(f"executing {kernel.name}")
-    kernels = Kernels({kernel.name: (Recorded(TileCounts(0, 0), record(kernel, chip.point())),)})
-    draws = draw_all(Drawer(chip, arguments.seed, kernels), arguments.draws, arguments.jobs, progress.step)
-    timeline = kernels.timeline(kernel.name, draws.point.constants, arguments.seed, chip)
+    trace = record(kernel, chip.point())
+    name, kernels = kernel.name, Kernels({kernel.name: (Recorded(TileCounts(0, 0), trace),)})
+    find = kernels if has_steady_state(trace) else CtaAlone(trace)
+    draws = draw_all(Drawer(chip, arguments.seed, find), arguments.draws, arguments.jobs, progress.step)
+    about = _about(arguments, chip)
+    lines = [*_heading(arguments, chip), ""]
+    if isinstance(find, CtaAlone):
+        cycles = draws.predict(lambda draw: draw.found["cycles"])
+        run = {"schedule": name, "cycles_per_tile": None, "band": None, "cta_cycles": _distribution(cycles)}
+        run |= {"sensitivity": dict(cycles.sensitivity), "assumed": list(assumed_of(chip))}
+        lines += [name, _number_line("cta_cycles", cycles), _sensitivity_line(cycles)]
+        lines += ["  It has no loop over tiles that are loaded, so that there is no steady state to look into.", ""]
+        return Outcome(True, {**about, "runs": [run]}, "\n".join([*lines, *_assumed(chip)]))
+    timeline = kernels.timeline(name, draws.point.constants, arguments.seed, chip)
     numbers = {
-        "cycles_per_tile": draws.predict(lambda draw: draw.found[kernel.name].per_tile),
-        "cta_cycles": draws.predict(lambda draw: draw.found[kernel.name].cta.fixed),
+        "cycles_per_tile": draws.predict(lambda draw: draw.found[name].per_tile),
+        "cta_cycles": draws.predict(lambda draw: draw.found[name].cycles),
     }
-    record_ = _record(kernel.name, None, numbers, draws, timeline)
-    _write(arguments, {kernel.name: timeline}, {kernel.name: numbers["cycles_per_tile"]})
-    lines = [*_heading(arguments, chip), "", *_told(kernel.name, numbers, draws, timeline), "", *_assumed(chip)]
-    return Outcome(True, {**_about(arguments, chip), "runs": [record_]}, "\n".join(lines))
+    _write(arguments, {name: timeline}, {name: numbers["cycles_per_tile"]})
+    run = _record(name, None, numbers, draws, timeline)
+    lines += [*_told(name, numbers, draws, timeline), "", *_assumed(chip)]
+    return Outcome(True, {**about, "runs": [run]}, "\n".join(lines))
 
 
 def _numbers(name: str, draws: Draws, work: list[TileCounts], flops: float) -> dict[str, Prediction]:
@@ -221,7 +233,7 @@ def _record(
         "band": list(tile.band),
         "point": tile.point,
         **{
-            key: {"median": x.median, "band": list(x.band), "point": x.point}
+            key: _distribution(x)
             for key, x in numbers.items()
             if key != "cycles_per_tile"
         },
@@ -233,13 +245,15 @@ def _record(
     }
 
 
+def _distribution(number: Prediction) -> dict[str, Any]:
+    return {"median": number.median, "band": list(number.band), "point": number.point}
+
+
 def utilisation(name: str, draws: Draws) -> dict[str, float]:
     """Median share of the time in which each unit is busy."""
-    point: Replayed = draws.point.found[name]
-    return {
-        unit: draws.predict(lambda draw, unit=unit: draw.found[name].utilisation.get(unit, 0.0)).median
-        for unit in point.utilisation
-    }
+    units = draws.point.found[name].utilisation
+    shares = {unit: [draw.found[name].utilisation.get(unit, 0.0) for draw in draws.drawn] for unit in units}
+    return {unit: statistics.median(each) for unit, each in shares.items()}
 
 
 def _about(arguments: argparse.Namespace, chip: Chip) -> dict[str, Any]:
@@ -287,9 +301,7 @@ UNITS["cta_cycles"] = "cycles of the first CTA"
 
 def _told(name: str, numbers: Mapping[str, Prediction], draws: Draws, timeline: Timeline) -> list[str]:
     lines = [name]
-    for key, x in numbers.items():
-        low, high = x.band
-        lines.append(f"  {UNITS[key]:<22}{x.median:>14,.0f}  ({low:,.0f} to {high:,.0f}), best guess {x.point:,.0f}")
+    lines += [_number_line(key, number) for key, number in numbers.items()]
     shares = sorted(utilisation(name, draws).items(), key=lambda item: -item[1])
     lines.append("  busy                  " + ", ".join(f"{unit} {share:.0%}" for unit, share in shares))
     for role, reasons in timeline.stalls.items():
@@ -297,9 +309,18 @@ def _told(name: str, numbers: Mapping[str, Prediction], draws: Draws, timeline: 
         lines.append(f"  {role + ' waits':<22}" + ", ".join(f"{reason} {cycles:.0f}" for reason, cycles in waits))
     for link in sorted(timeline.critical_path, key=lambda link: -link.cycles)[:SHOWN]:
         lines.append(f"  {'critical path':<22}{link.cycles:.0f}: {link.row}, {link.name}, {link.reason}")
-    strongest = list(numbers["cycles_per_tile"].sensitivity.items())[:SHOWN]
-    lines.append("  most sensitive to     " + ", ".join(f"{constant} {rank:+.2f}" for constant, rank in strongest))
+    lines.append(_sensitivity_line(numbers["cycles_per_tile"]))
     return lines
+
+
+def _number_line(key: str, number: Prediction) -> str:
+    low, high = number.band
+    return f"  {UNITS[key]:<22}{number.median:>14,.0f}  ({low:,.0f} to {high:,.0f}), best guess {number.point:,.0f}"
+
+
+def _sensitivity_line(number: Prediction) -> str:
+    strongest = list(number.sensitivity.items())[:SHOWN]
+    return "  most sensitive to     " + ", ".join(f"{constant} {rank:+.2f}" for constant, rank in strongest)
 
 
 def _assumed(chip: Chip) -> list[str]:

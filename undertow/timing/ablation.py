@@ -10,18 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from undertow.timing.published import published
 from undertow.timing.results import Prediction
 
 BASELINE = "aliased"
 CYCLES, THROUGHPUT = "cycles", "throughput"
 POWER = 0.665  # ln 1.150 / ln 1.234: gain of `split` in sustained throughput against that in a burst
-TRACE = "flash-attention PR 2804's article, in-kernel trace of one CTA"
-BARS = "flash-attention PR 2804's article, ablation figure"
+POWER_OF = ("split", "dense")
+
+TRACED, BARS = "in-kernel trace of one CTA", "ablation bars"
 
 
 @dataclass(frozen=True)
-class Published:
-    """A published ratio to the baseline, from `low` to `high`. quantity: CYCLES of a tile, or THROUGHPUT."""
+class Ratio:
+    """A published ratio to the baseline, from `low` to `high`. quantity: CYCLES of a tile, or THROUGHPUT.
+
+    independent: of POWER.
+    """
 
     schedule: str
     mask: str
@@ -29,19 +34,19 @@ class Published:
     low: float
     high: float
     source: str
-    independent: bool = True  # of POWER
+    independent: bool = True
 
 
-PUBLISHED = (
-    Published("slots", "dense", CYCLES, 1 / 0.95, 1 / 0.95, f"{TRACE}: about 5% shorter"),
-    Published("split", "dense", CYCLES, 1 / 0.81, 1 / 0.81, f"{TRACE}: 19% shorter, median of 56 tiles"),
-    Published("slots", "dense", THROUGHPUT, 1.02, 1.02, BARS),
-    Published("slots", "causal", THROUGHPUT, 1.03, 1.04, BARS),
-    Published("signals", "dense", THROUGHPUT, 1.08, 1.09, BARS),
-    Published("signals", "causal", THROUGHPUT, 1.00, 1.01, BARS),
-    Published("split", "dense", THROUGHPUT, 1.13, 1.15, BARS, independent=False),
-    Published("split", "causal", THROUGHPUT, 1.11, 1.15, BARS),
-)
+def published_ratios() -> tuple[Ratio, ...]:
+    """Traced tiles, then bars."""
+    traced = [Ratio(t.schedule, t.mask, CYCLES, t.speedup, t.speedup, f"{TRACED}, figure {t.figure}") for t in published().traces]
+    bars = [
+        Ratio(g.schedule, g.mask, THROUGHPUT, *g.speedup, f"{BARS}, figure {g.figure}", (g.schedule, g.mask) != POWER_OF)
+        for g in published().gains
+    ]
+    return (*traced, *bars)
+
+
 FIRST_BAND = (0.96, 1.22)  # of split's ratio, of a first model with what had been published alone
 
 
@@ -49,7 +54,7 @@ FIRST_BAND = (0.96, 1.22)  # of split's ratio, of a first model with what had be
 class Verdict:
     """A published ratio beside the predicted one, in the published quantity."""
 
-    published: Published
+    published: Ratio
     median: float
     band: tuple[float, float]
 
@@ -72,13 +77,12 @@ def judge(tiles: Mapping[tuple[str, str], Prediction], launches: Mapping[tuple[s
     tiles: of a tile in the steady state. launches: of the whole main kernel, which a throughput is compared with.
     """
     found = []
-    for published in PUBLISHED:
-        ratios = tiles if published.quantity == CYCLES else launches
-        predicted = ratios.get((published.schedule, published.mask))
+    for ratio in published_ratios():
+        predicted = (tiles if ratio.quantity == CYCLES else launches).get((ratio.schedule, ratio.mask))
         if predicted is not None:
-            power = 1.0 if published.quantity == CYCLES else POWER
+            power = 1.0 if ratio.quantity == CYCLES else POWER
             low, high = predicted.band
-            found.append(Verdict(published, predicted.median**power, (low**power, high**power)))
+            found.append(Verdict(ratio, predicted.median**power, (low**power, high**power)))
     return found
 
 

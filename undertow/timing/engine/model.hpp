@@ -161,6 +161,8 @@ class Sm {
     std::vector<std::deque<int>> mma_queues_;
     std::deque<int> mma_order_;
     std::vector<int> fetch_left_, joined_;
+    std::vector<bool> stands_still_;  // a warpgroup's first warp, at its next MMA
+    int last_issuer_ = -1;
     std::vector<double> done_at_, read_at_, issued_at_;
     int executing_ = -1, last_queue_ = 0, tensor_pending_ = 0;
     double execute_end_ = 0.0, last_end_ = 0.0, last_fetch_ = -1e9;

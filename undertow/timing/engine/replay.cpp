@@ -25,6 +25,7 @@ Sm::Sm(const Input& input) : in_(input), random_(input.seed) {
     tokens_.resize(in_.num_tokens);
     for (int i = 0; i < in_.num_tokens; ++i) tokens_[i].left = in_.tokens[i];
     mma_queues_.resize(in_.is_sm100 ? 1 : (in_.num_warps + WARPGROUP_WARPS - 1) / WARPGROUP_WARPS);
+    stands_still_.assign(mma_queues_.size(), false);
     fetch_left_.assign(in_.num_operations, 0);
     joined_.assign(in_.num_operations, 0);
     done_at_.assign(in_.num_operations, NEVER);

@@ -64,10 +64,18 @@ bool Sm::wait_copy(Warp& warp, int operation, bool reads_only) {
 bool Sm::issue_wgmma(Warp& warp, int operation) {
     const int group = warp.number / WARPGROUP_WARPS;
     if (warp.number % WARPGROUP_WARPS == 0) {  // the others do not stand still
-        if (tensor_pending_ >= constant(Constant::wgmma_in_flight) - 0.5) {
+        const double room = constant(Constant::wgmma_in_flight) - 0.5 - tensor_pending_;
+        bool others_wait = false;
+        for (size_t other = 0; other < stands_still_.size(); ++other) {
+            others_wait |= stands_still_[other] && static_cast<int>(other) != group;
+        }
+        if (room <= 0.0 || (room <= 1.0 && others_wait && last_issuer_ == group)) {  // warpgroups in turn
+            stands_still_[group] = true;
             return blocked(warp, Reason::mma_queue, mma_order_.empty() ? NO_CAUSE : of_operation(mma_order_.front()));
         }
         ++tensor_pending_;
+        stands_still_[group] = false;
+        last_issuer_ = group;
     }
     if (++joined_[operation] == WARPGROUP_WARPS) {
         mma_queues_[group].push_back(operation);

@@ -1,0 +1,130 @@
+"""`undertow timeline` end to end with few draws: what it says, what it refuses, what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from undertow import cli
+from undertow.timing.chip import read_chip
+from undertow.timing.constants import constants_of
+from undertow.timing.grid_time import LAUNCH_CONSTANTS
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+FEW = ("--draws", "4", "--jobs", "1")
+
+
+def answer(capsys, *arguments: str) -> tuple[int, dict]:
+    code = cli.main(["timeline", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys, *arguments: str) -> str:
+    assert cli.main(["timeline", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err
+
+
+def test_a_schedule_has_its_time_and_where_it_goes(capsys, tmp_path):
+    picture, trace = tmp_path / "tile.svg", tmp_path / "tile.pftrace"
+    code, report = answer(capsys, "--schedule", "split", *FEW, "--svg", str(picture), "--perfetto", str(trace))
+    (run,) = report["runs"]
+    assert (code, report["chip"], report["port"], run["schedule"], run["mask"]) == (0, "b200", "unknown", "split", "dense")
+    low, high = run["band"]
+    assert 1280 < low <= run["cycles_per_tile"] <= high < 6000  # the tensor cores alone need 1280
+    tiles_of_an_sm = 8 * 32 * 64 * 64 / 148
+    assert run["launch_cycles"]["median"] > tiles_of_an_sm * low
+    assert 0 < run["utilisation"]["tensor"] < 1
+    assert {"mma", "compute", "load", "reduce"} <= run["stalls"].keys()
+    assert "mma_shares_port" in run["assumed"]
+    assert all(-1 <= rank <= 1 for rank in run["sensitivity"].values())
+    assert picture.read_text().startswith("<svg")
+    assert trace.stat().st_size > 1000
+
+
+def test_sm90_is_predicted_for_an_h200(capsys):
+    code, report = answer(capsys, "--arch", "sm90", "--causal", "--seqlen-q", "2048", "--seqlen-k", "2048", *FEW)
+    (run,) = report["runs"]
+    assert (code, report["chip"], report["port"], run["mask"]) == (0, "h200", "shared", "causal")
+    assert run["launch_cycles"]["median"] > 8 * 32 * 136 / 132 * 2816  # tiles, and tensor cycles that each needs
+
+
+def test_a_window_costs_as_its_tiles(capsys):
+    sizes = ("--arch", "sm90", "--seqlen-q", "4096", "--seqlen-k", "4096", *FEW)
+    _, narrow = answer(capsys, "--window", "256", "0", *sizes)
+    _, wide = answer(capsys, "--window", "1024", "0", *sizes)
+    assert narrow["runs"][0]["launch_cycles"]["median"] < wide["runs"][0]["launch_cycles"]["median"]
+
+
+def test_the_port_can_be_assumed(capsys):
+    cycles = {}
+    for port in ("shared", "own"):
+        _, report = answer(capsys, "--schedule", "split", "--port", port, *FEW)
+        assert report["port"] == port
+        assert "mma_shares_port" not in report["runs"][0]["sensitivity"]
+        cycles[port] = report["runs"][0]["cycles_per_tile"]
+    assert cycles["own"] < cycles["shared"]
+
+
+def test_the_same_seed_says_the_same(capsys):
+    once, again = (answer(capsys, "--schedule", "split", *FEW)[1] for _ in range(2))
+    assert once == again
+    other = answer(capsys, "--schedule", "split", *FEW, "--seed", "1")[1]
+    assert other["runs"][0]["cycles_per_tile"] != once["runs"][0]["cycles_per_tile"]
+
+
+def test_any_kernel_has_the_time_of_a_cta(capsys):
+    own = ("--ptx", str(EXAMPLES / "scale.ptx"), "--launch", str(EXAMPLES / "scale.toml"))
+    code, report = answer(capsys, *own, *FEW)
+    (run,) = report["runs"]
+    assert (code, report["chip"]) == (0, "b200")
+    assert 100 < run["cta_cycles"]["median"] < 100_000
+    assert run["cycles_per_tile"] is None  # it has no loop over tiles
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--deterministic",), "--deterministic: not modelled; CTAs add to dQ in turns"),
+        (("--cu-seqlens-q", "0,100"), "--cu-seqlens-q: the launch of packed sequences has no timing model"),
+        (("--draws", "1"), "--draws=1: must be at least 2"),
+        (("--jobs", "0"), "--jobs=0: must be at least 1"),
+        (("--chip", "h200"), "chip h200 runs sm_90a: the kernel is for sm_100a"),
+        (("--chip", "h300"), "chip 'h300': no such chip and no such file"),
+        (("--kv-heads", "5"), "kv_heads=5: must divide heads=32"),
+        (("--batch", "0"), "batch=0: must be at least 1"),
+        (("--arch", "sm90", "--schedule", "split"), "schedule 'split' is unknown on sm90"),
+        (("--arch", "sm90", "--softcap", "30"), "softcap is not there on sm_90a"),
+        (("--ablation", "--causal"), "--causal: not allowed beside --ablation"),
+        (("--ablation", "--arch", "sm90"), "--arch: not allowed beside --ablation"),
+        (("--ptx", "x.ptx"), "--ptx: needs --launch, too"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_by_name(capsys, arguments, complaint):
+    assert complaint in refusal(capsys, *arguments)
+
+
+def test_a_kernel_that_fetches_its_work_is_refused(capsys, tmp_path):
+    ptx = tmp_path / "fetches.ptx"
+    ptx.write_text("// clusterlaunchcontrol.try_cancel.async\n" + (EXAMPLES / "scale.ptx").read_text())
+    complaint = refusal(capsys, "--ptx", str(ptx), "--launch", str(EXAMPLES / "scale.toml"))
+    assert "clusterlaunchcontrol" in complaint and "not modelled" in complaint
+
+
+def test_a_chip_file_that_lacks_a_constant_is_refused(capsys, tmp_path):
+    path = tmp_path / "mine.toml"
+    text = (Path(cli.__file__).parent / "timing" / "chips" / "b200.toml").read_text()
+    path.write_text(text.replace("[constants.mufu_interval]", "[constants.something_else]"))
+    assert "mufu_interval" in refusal(capsys, "--chip", str(path), "--schedule", "split", *FEW)
+
+
+def test_the_launch_constants_are_asked_for_as_well(capsys, tmp_path):
+    chip = read_chip("b200")
+    assert set(LAUNCH_CONSTANTS) == set(chip.constants) - set(constants_of(chip.arch))
+    path = tmp_path / "mine.toml"
+    text = (Path(cli.__file__).parent / "timing" / "chips" / "b200.toml").read_text()
+    path.write_text(text.replace("[constants.launch_cycles]", "[constants.something_else]"))
+    assert "launch_cycles" in refusal(capsys, "--chip", str(path), "--schedule", "split", *FEW)
