@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from undertow.plan.drawing import ALARM, GRID, INK, MUTED, PAPER, Drawing, fill_of
 from undertow.timeline.looks import FILLS, RELEASE, WAIT_FILL, Look, guessed, hint, look_of, releases_s
@@ -23,7 +24,7 @@ HEAD, AXIS, FOOT = 62, 46, 58  # pixels above the rows of a panel, below them, b
 TALL, ROW, GAP, BLOCK = 36, 20, 3, 9  # pixels: the tensor pipe's row, another's, between rows, between roles
 BRIEF = ("tensor", "compute")
 CHARACTER = 6.6  # pixels of one at size 12, at most
-LEGIBLE = 13  # pixels: the lowest box with a name in it
+LEGIBLE = 15  # pixels: the lowest box with a name in it
 FAINT = 0.55  # opacity of the hatching, so that names stay readable
 
 
@@ -44,10 +45,23 @@ class _Panel:
     def x(self, cycle: float) -> float:
         return LEFT + cycle * self.scale
 
-    @property
+    @cached_property
     def places(self) -> dict[str, tuple[float, float]]:
         """Row -> y and height, pixels."""
-        return _places(self.rows, self.top + HEAD)
+        places: dict[str, tuple[float, float]] = {}
+        y, role = self.top + HEAD, self.rows[0].role
+        for row in self.rows:
+            y += BLOCK if row.role != role else 0
+            role = row.role
+            height = max(TALL if role == "tensor" else ROW, LEGIBLE * len(self.tracks(row)))
+            places[row.name] = (y, height)
+            y += height + GAP
+        return places
+
+    def tracks(self, row: Row) -> list[list[Span]]:
+        """What is drawn of a row, in one track, or in several where copies overlap."""
+        pieces = list(self.window.clipped(joined([span for span in row.spans if not arrives(span)])))
+        return lanes(pieces) if row.warp is None else [pieces]
 
     @property
     def bottom(self) -> float:
@@ -110,18 +124,6 @@ def _busy(rows: Sequence[Row], window: Window) -> tuple[Row, ...]:
     return tuple(row for row in rows if any(True for _ in window.clipped(row.spans)))
 
 
-def _places(rows: Sequence[Row], top: float) -> dict[str, tuple[float, float]]:
-    places: dict[str, tuple[float, float]] = {}
-    y, role = top, rows[0].role
-    for row in rows:
-        y += BLOCK if row.role != role else 0
-        role = row.role
-        height = TALL if role in ("tensor", "tma") else ROW
-        places[row.name] = (y, height)
-        y += height + GAP
-    return places
-
-
 def _count(tiles: int) -> str:
     return "one steady tile" if tiles == 1 else f"{tiles} steady tiles"
 
@@ -172,8 +174,7 @@ def _row(drawing: Drawing, panel: _Panel, row: Row) -> None:
     y, height = panel.places[row.name]
     name = "tensor pipe" if row.role == "tensor" else row.name.replace(" warp ", " ")
     drawing.text(LEFT - 12, y + height / 2 + 4, name, size=12, anchor="end", ink=INK)
-    pieces = list(panel.window.clipped(joined([span for span in row.spans if not arrives(span)])))
-    tracks = lanes(pieces) if row.warp is None else [pieces]  # copies overlap
+    tracks = panel.tracks(row)
     for number, track in enumerate(tracks):
         place = (y + height / len(tracks) * number, height / len(tracks))
         for span in sorted(track, key=lambda span: span.kind is not Kind.WAIT):
