@@ -120,8 +120,8 @@ def _order(ports: Mapping[str, Any], source: Source) -> list[Part]:
     told = f"Split fastest, either half alone between it and the baseline, by medians: {'; '.join(sentences)}."
     counts = [f"{_inside(side)} of {len(side['published'])} with {PORTS[name]}" for name, side in ports.items()]
     inferred = (
-        f"Published ratios that lie whole within the band: {'; '.join(counts)}. Which port they support is an inference "
-        "from what is published, not a prediction."
+        f"Published ratios that lie whole within the band: {'; '.join(counts)}. Which port they support is an "
+        "inference from what is published, not a prediction."
     )
     return [Prose(told, source), Prose(inferred, source)]
 
