@@ -13,6 +13,7 @@ WAIT_FILL, TRANSFER_FILL = "#eceef2", "#d5dbe3"
 RELEASE = "#15803d"  # a warp hands S back: the tensor pipe may write the next one
 GEMMS = ("QK", "PdO", "dP", "dK", "dQ")
 FILLS = {LOAD_S: "#dfe9f7", SOFTMAX: fill_of("S"), SIGNAL_P: fill_of("P"), DS: fill_of("dP"), SIGNAL_DS: fill_of("dS")}
+NEIGHBOUR = 2  # tiles; GEMMs that take turns on the tensor cores are counted in pieces, whose numbers are no tiles
 CARRIED = {"q": "Q", "do": "dO", "lse": "LSE", "d": "D"}  # last word of a load pipeline's name: what is copied
 PORT = ("mma_shares_port", "load_share_", "shared_", "lsu_")  # whoever uses shared memory waits for whoever else does
 RESTS_ON = {  # what gives a box its length: beginnings of the names of constants
@@ -78,7 +79,8 @@ def hint(span: Span) -> str:
 
 
 def _tile(tile: int, first: int) -> str:
-    if tile < 0:
-        return ""
+    """` t` of a window's first tile, ` t+1` of the next; nothing where that is not known, or no neighbour."""
     offset = tile - first
+    if tile < 0 or abs(offset) > NEIGHBOUR:
+        return ""
     return f" t{offset:+d}" if offset else " t"
