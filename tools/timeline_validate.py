@@ -35,7 +35,7 @@ from undertow.plan.grid import Grid
 from undertow.plan.tiles import Band, Tiling
 from undertow.pool import cores
 from undertow.timing.chip import read_chip
-from undertow.timing.grid_time import TileCounts, launch_time, work_of
+from undertow.timing.grid_time import Work, launch_time, work_of
 from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes
 from undertow.timing.predict import Drawer, draw
 from undertow.timing.trace import record
@@ -93,7 +93,7 @@ class Measured:
         return f"{self.library} {mask}{' grouped' if group > 1 and not self.ours else ''}"
 
     @property
-    def work(self) -> list[TileCounts]:
+    def work(self) -> Work:
         """Of every CTA, in the order in which they start; flash-attn-4 has CTAs for query heads, one after another."""
         mask, group = self.form
         batch, seqlen = TOKENS // self.seqlen, self.seqlen
@@ -201,7 +201,7 @@ def predictions(measured: Sequence[Measured], draws: int, jobs: int) -> Iterator
     for one in measured:
         work = one.work
 
-        def cycles(found: Any, one: Measured = one, work: list[TileCounts] = work) -> float:
+        def cycles(found: Any, one: Measured = one, work: Work = work) -> float:
             return launch_time(work, found.found[one.recorded].cta, drawn.chip.num_sms, found.constants)
 
         yield one, drawn.predict(cycles)

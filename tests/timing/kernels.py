@@ -21,7 +21,7 @@ ROUND = {
     "predicate_latency": 5, "mufu_latency": 18, "shuffle_latency": 24, "collective_latency": 7,
     "special_register_latency": 20, "taken_branch_cycles": 10, "mufu_interval_beside_mma": 11,
     "fma_interval_beside_mma": 2, "mma_delay_per_fma": 0, "oldest_first_issue": 0, "shared_port_bytes_per_cycle": 128,
-    "mma_shares_port": 1, "mma_grants_per_other": 3, "load_share_beside_mma": 0.25,
+    "mma_shares_port": 1, "mma_grants_per_other": 3, "copy_share_of_port": 0.5, "load_share_beside_mma": 0.25,
     "shared_load_registers_per_cycle": 2, "shared_load_latency": 24, "shared_store_latency": 26, "lsu_pass_interval": 3,
     "lsu_queue_depth": 6, "shared_fence_cycles": 4, "device_fence_cycles": 170, "mma_delay_per_store_pass": 0,
     "mma_multiply_adds_per_cycle": 2048, "mma_operands_ahead": 1, "wgmma_in_flight": 2, "wgmma_issue_interval": 16,

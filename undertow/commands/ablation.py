@@ -15,14 +15,14 @@ from typing import Any
 
 from undertow.cases import CaseError
 from undertow.cli import Outcome
-from undertow.commands.recorded import Problem, masked_share, recorded
+from undertow.commands.recorded import Problem, recorded
 from undertow.inputs import Shape
 from undertow.kernels.backward import schedules_of
 from undertow.plan.tiles import Band
 from undertow.progress import Progress
 from undertow.timing.ablation import BASELINE, CYCLES, FIRST_BAND, POWER, Verdict, in_published_order, judge
 from undertow.timing.chip import Chip
-from undertow.timing.grid_time import TileCounts, launch_time
+from undertow.timing.grid_time import Work, launch_time
 from undertow.timing.kernel_time import Kernels, Replayed
 from undertow.timing.predict import PORT, PORTS, Draw, Drawer, Draws, draw, held
 from undertow.timing.results import Prediction
@@ -51,10 +51,10 @@ class Both:
 
 @dataclass(frozen=True)
 class Ablation:
-    """What the draws say. work: by mask, the CTAs of the launch in the order in which they start."""
+    """What the draws say. work: by mask, of the CTAs of the launch."""
 
     draws: Draws
-    work: Mapping[str, list[TileCounts]]
+    work: Mapping[str, Work]
 
     @property
     def keys(self) -> list[Key]:
@@ -70,7 +70,7 @@ class Ablation:
 
     def tile(self, drawn: Draw, port: str, key: Key) -> float:
         """Cycles of a tile, in the mean over those with and without a mask."""
-        return self.replayed(drawn, port, key).tile(masked_share(self.work[key[1]]))
+        return self.replayed(drawn, port, key).tile(self.work[key[1]].masked_share)
 
     def launch(self, drawn: Draw, port: str, key: Key) -> float:
         """Cycles of the launch."""

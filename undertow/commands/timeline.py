@@ -14,7 +14,7 @@ from undertow.cases import CaseError
 from undertow.cli import Outcome
 from undertow.commands import ablation
 from undertow.commands.attention import add_attention, scoring_of
-from undertow.commands.recorded import Problem, masked_share, recorded
+from undertow.commands.recorded import Problem, recorded
 from undertow.commands.targets import add_schedule
 from undertow.emulator import Deadlock, LaunchError, UnsupportedPtx
 from undertow.inputs import DTYPES, InputError, Shape
@@ -29,8 +29,9 @@ from undertow.ptx import PtxSyntaxError
 from undertow.timeline.perfetto import TraceError, write_trace
 from undertow.timeline.picture import PictureError, draw
 from undertow.timing.chip import Chip, ChipError, read_chip
+from undertow.timing.constants import ConstantError, constants_of
 from undertow.timing.errors import TimingError
-from undertow.timing.grid_time import TileCounts, launch_time
+from undertow.timing.grid_time import LAUNCH_CONSTANTS, TileCounts, Work, launch_time
 from undertow.timing.kernel_time import CtaAlone, Kernels, Recorded, assumed_of, has_steady_state
 from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
@@ -53,7 +54,7 @@ Exit code 0: predicted. 1: the kernel deadlocks. 2: the options, files or kernel
 """
 BAD_INPUT = (
     *(CaseError, InputError, LaunchInputError, PlanError, LaunchError, UnsupportedPtx, PtxSyntaxError),
-    *(ChipError, TimingError, TraceError, PictureError),
+    *(ChipError, ConstantError, TimingError, TraceError, PictureError),
 )
 DEFAULT_SHAPE = Shape(batch=8, seqlen_q=8192, seqlen_k=8192, heads=32)
 DEFAULT_CHIPS = {"sm_90a": "h200", "sm_100a": "b200"}
@@ -119,11 +120,14 @@ def _check(arguments: argparse.Namespace) -> None:
 def _chip(arguments: argparse.Namespace, target: str) -> Chip:
     """The chip asked for, with the port as asked for.
 
-    Raises: ChipError for another architecture's.
+    Raises: ChipError for another architecture's, or one that lacks a constant.
     """
     chip = read_chip(arguments.chip or DEFAULT_CHIPS.get(target, ""))
     if chip.arch != target:
         raise ChipError(f"chip {chip.name} runs {chip.arch}: the kernel is for {target}")
+    missing = (constants_of(chip.arch) | LAUNCH_CONSTANTS).keys() - chip.constants.keys()
+    if missing:
+        raise ChipError(f"chip {chip.name} lacks {', '.join(sorted(missing))}")
     if arguments.port in PORTS:
         return held(chip, **{PORT: PORTS[arguments.port]})
     if arguments.port == "unknown":
@@ -206,9 +210,9 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     return Outcome(True, {**about, "runs": [run]}, "\n".join(lines))
 
 
-def _numbers(name: str, draws: Draws, work: list[TileCounts], flops: float) -> dict[str, Prediction]:
+def _numbers(name: str, draws: Draws, work: Work, flops: float) -> dict[str, Prediction]:
     """Cycles of a tile and of the launch, and TFLOP/s at the clocks that were drawn."""
-    share, sms = masked_share(work), draws.chip.num_sms
+    share, sms = work.masked_share, draws.chip.num_sms
 
     def cycles(draw: Any) -> float:
         return launch_time(work, draw.found[name].cta, sms, draw.constants)
@@ -291,7 +295,7 @@ def _shape_line(problem: Problem) -> str:
     heads = f"{shape.heads}:{shape.kv_heads or shape.heads}"
     return (
         f"Main kernel, {problem.mask}, {shape.batch} x {shape.seqlen_q} x {shape.seqlen_k}, heads {heads}: "
-        f"{len(work)} CTAs, {sum(map(sum, work))} tiles, {masked_share(work):.1%} of them masked."
+        f"{len(work.order)} CTAs, {sum(work.tiles)} tiles, {work.masked_share:.1%} of them masked."
     )
 
 

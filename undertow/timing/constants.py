@@ -64,6 +64,7 @@ _SHARED = {
                              ("switch", BOTH)),
     "mma_grants_per_other": _spec("grants in a row to MMA operands while others want the port",
                                   ("grants", BOTH, 0.25)),
+    "copy_share_of_port": _spec("share of grants to copies where loads or stores want them, too", ("share", BOTH)),
     "load_share_beside_mma": _spec("largest share of the port for loads while an MMA fetches operands",
                                    ("share", BOTH, 0.01)),
     "shared_load_registers_per_cycle": _spec("registers of a warp's load that return to an SM per cycle",

@@ -169,7 +169,8 @@ class Sm {
 
     // shared-memory port
     double mma_run_ = 0.0, load_credit_ = 1.0;
-    int next_partition_ = 0, next_client_ = 0;
+    double copy_turn_ = 0.0;
+    int next_partition_ = 0;
 
     // copies: loads write shared memory, reductions and stores read it
     std::deque<int> loads_, reads_;

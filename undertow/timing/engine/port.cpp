@@ -124,18 +124,23 @@ void Sm::granted(Partition& partition) {
     partition.requests.pop_front();
 }
 
-// One of those that are no MMA: loads and stores, then copies, in turns.
+// One of those that are no MMA: loads and stores, or copies, as their share says where both want the port.
 bool Sm::other_client() {
     const bool is_shared = constant(Constant::mma_shares_port) > 0.5;
     const bool loads_may = !is_shared || executing_ < 0 || load_credit_ >= 1.0;
-    for (int i = 0; i < 2; ++i) {
-        const int client = (next_client_ + i) % 2;
-        if (client == 0 ? lsu_grant(loads_may) : copy_grant()) {
-            next_client_ = (client + 1) % 2;
+    const double share = constant(Constant::copy_share_of_port);
+    if (copy_turn_ + share >= 1.0) {
+        if (copy_grant()) {
+            copy_turn_ += share - 1.0;
             return true;
         }
+        return lsu_grant(loads_may);
     }
-    return false;
+    if (lsu_grant(loads_may)) {
+        copy_turn_ += share;
+        return true;
+    }
+    return copy_grant();
 }
 
 void Sm::port_step() {

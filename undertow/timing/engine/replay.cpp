@@ -48,7 +48,7 @@ double Sm::run() {
         now_ += 1.0;
         if (now_ - progress_ > STANDSTILL) return -1.0;
     }
-    return now_;
+    return std::max(now_, global_free_);  // stores have left the SM
 }
 
 }  // namespace timing

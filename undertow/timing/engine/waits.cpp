@@ -124,8 +124,6 @@ bool Sm::fence(Warp& warp, double cycles) {
 }
 
 bool Sm::global_access(Warp& warp, const Uop& uop, int bytes) {
-    constexpr double BACKLOG = 500.0;  // cycles of traffic that the memory system takes before a warp stands still
-    if (global_free_ > now_ + BACKLOG) return blocked(warp, Reason::queue, NO_CAUSE, global_free_ - BACKLOG);
     global_free_ = std::max(global_free_, now_) + bytes / constant(Constant::global_bytes_per_cycle);
     if (uop.amount == 1) write(warp, uop, global_free_ + constant(Constant::global_load_latency));
     return true;
