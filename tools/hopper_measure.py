@@ -64,7 +64,7 @@ class Shape:
         return 2.5 * 4 * self.batch * self.heads * self.seqlen**2 * HEAD_DIM * (0.5 if self.causal else 1)
 
 
-LENGTHS = {"": 8192, "2k": 2048, "32k": 32768}
+LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "32k": 32768}
 TOKENS = 2**16
 BENCH = {
     name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
