@@ -23,7 +23,7 @@ from undertow.plan.schema import (
 from undertow.plan.steps import Copy, Signal, Wait
 from undertow.plan.warpgroup_order import WarpgroupOrder, actors
 
-ITEMS = 5  # key/value tiles of a CTA: twice the stages of K and one more
+ITEMS = {1: 5, 2: 3}  # key/value tiles of a CTA, by the query tiles of each: their slots are reused, too
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
 
@@ -165,7 +165,7 @@ def _orders(plan: Plan) -> Iterator[Order]:
     for tiles in (1, TILES):
         yield WarpgroupOrder(plan, tiles) if actors(plan) else Order(plan, tiles)
     if any(pipeline.per_item for pipeline in plan.pipelines):
-        yield from (WarpgroupOrder(plan, ITEMS * per_item, per_item) for per_item in (1, 2))
+        yield from (WarpgroupOrder(plan, items * per_item, per_item) for per_item, items in ITEMS.items())
 
 
 def hazards(order: Order) -> Iterator[str]:

@@ -120,7 +120,7 @@ class Pipeline:
     `carries` names the regions that full hands over. `returns` names what the consumer hands back with empty, where it
     is more than the right to overwrite. `released_by` names a pipeline whose full side already implies this one's empty
     side, so that no empty barrier exists; `once` marks a hand-off that happens once per CTA and needs none either.
-    `first_also` are regions that travel with the first tile only. `per_item`: it counts key/value tiles, not query tiles.
+    `first_also` are regions that travel with the first tile only. `per_item` ones count key/value tiles of a CTA.
     """
 
     name: str

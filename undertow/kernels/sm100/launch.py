@@ -259,20 +259,29 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
     )
 
 
-def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
-    """The run-time numbers of a call, in the order of `work.Scalars`."""
+def scalars_of(
+    attention: Attention, tensors: BackwardTensors, settings: Settings, bundle: int | None = None
+) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`. bundle: heads to one, if others than here."""
     given = tensors.batched
     (_, seqlen_q, heads, _), kv_heads = given.q.shape, given.k.shape[2]
-    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
+    if bundle is None:
+        bundle = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads) if attention.masked else 1
     return (
         seqlen_q,
         *(0 if bound is None else bound for bound in settings.band),
-        heads_per_bundle(average, heads // kv_heads, kv_heads) if attention.masked else 1,
+        bundle,
         settings.scale * LOG2_E,
         settings.scale,
         settings.cap * LOG2_E,
         settings.scale / settings.cap,
     )
+
+
+def average_rows(tensors: BackwardTensors) -> int:
+    """Query rows of a sequence, in the mean."""
+    given = tensors.batched
+    return given.q.shape[1] // (1 if given.sequences is None else max(1, given.sequences.count))
 
 
 def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, scale: float) -> Launch:

@@ -13,6 +13,7 @@ import torch
 from undertow.kernels.compile import CompiledKernel, compile_kernel
 from undertow.kernels.sm90.plan import plan as plan_of
 from undertow.kernels.sm90.tensors import Workspaces, allocate_workspaces, check_scale
+from undertow.kernels.sm100 import launch as sm100
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.launch import (
     DEFAULT,
@@ -21,20 +22,22 @@ from undertow.kernels.sm100.launch import (
     CompiledBackward,
     Settings,
     attention_of,
+    average_rows,
     row_variant_of,
-    scalars_of,
 )
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, LaunchInputError, check_tensors, kv_tiles
 from undertow.plan.attention import PLAIN, Attention, RowVariant
 from undertow.plan.description import Launch
-from undertow.plan.grid import Grid
+from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
 
 ARCH, TARGET = "sm90", "sm_90a"
 EMULATED_MULTIPROCESSORS = 2
 SCHEDULES = ("pingpong",)
+L2_BYTES = 18 * 2**20  # of the query side of a bundle, of the 50 MB of an H200: with more, CTAs wait for memory
+WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
 
 
 def planned(schedule: str | None, dtype: DType, attention: Attention) -> Plan:
@@ -199,6 +202,27 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *packing(given, "k"),
         ),
     )
+
+
+def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`."""
+    return sm100.scalars_of(attention, tensors, settings, bundle_of(attention, tensors))
+
+
+def bundle_of(attention: Attention, tensors: BackwardTensors) -> int:
+    """Key/value heads to a bundle, under every mask: those whose query side fits in L2, and at least a wave of CTAs.
+
+    Interleaved heads matter most in deterministic mode without a mask: all CTAs of a head visit the query tiles in one
+    order, one behind the other, and a CTA that starts when the first of a head ends should take the place of that one
+    in another head, not the next place in a queue. There a wave does not matter: query heads of a group, which fill
+    the bundle, make the queue that much longer.
+    """
+    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2]
+    fitting = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads, L2_BYTES)
+    if attention.deterministic:
+        return fitting
+    tiles = max(1, kv_tiles(tensors))
+    return max(fitting, min(kv_heads, -(-WAVE // tiles)))
 
 
 def postprocess_launch(
