@@ -111,12 +111,13 @@ def main() -> None:
         free, held = (record(kernel(beside, batches, phases, barrier, mmas), point) for barrier in (False, True))
         base = cycles_of_a_phase(free, point, phases)
         costs = [
-            cycles_of_a_phase(held, {**point, "named_barrier_latency": latency}, phases) - base
-            for latency in LATENCIES
+            cycles_of_a_phase(held, {**point, "named_barrier_latency": latency}, phases) - base for latency in LATENCIES
         ]
         missed.append([cost - (with_ - without) for cost in costs])
         told = " | ".join(f"{cost:.0f}" for cost in costs)
-        print(f"| {beside or 'nothing'} | {batches} | {without} | {base:.0f} | {with_ - without} | {told} |", flush=True)
+        print(
+            f"| {beside or 'nothing'} | {batches} | {without} | {base:.0f} | {with_ - without} | {told} |", flush=True
+        )
     means = ", ".join(f"{latency}: {mean:+.0f}" for latency, mean in zip(LATENCIES, np.mean(missed, axis=0)))
     print(f"Replayed less measured cost, mean over the rows: {means}")
 

@@ -29,7 +29,13 @@ def test_a_schedule_has_its_time_and_where_it_goes(capsys, tmp_path):
     picture, trace = tmp_path / "tile.svg", tmp_path / "tile.pftrace"
     code, report = answer(capsys, "--schedule", "split", *FEW, "--svg", str(picture), "--perfetto", str(trace))
     (run,) = report["runs"]
-    assert (code, report["chip"], report["port"], run["schedule"], run["mask"]) == (0, "b200", "unknown", "split", "dense")
+    assert (code, report["chip"], report["port"], run["schedule"], run["mask"]) == (
+        0,
+        "b200",
+        "unknown",
+        "split",
+        "dense",
+    )
     low, high = run["band"]
     assert 1280 < low <= run["cycles_per_tile"] <= high < 6000  # the tensor cores alone need 1280
     tiles_of_an_sm = 8 * 32 * 64 * 64 / 148
