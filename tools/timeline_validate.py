@@ -222,7 +222,8 @@ def told(pairs: Sequence[tuple[Measured, Prediction]]) -> Iterator[str]:
         )
     errors = [abs(error(*pair)) for pair in pairs]
     inside = [predicted.band[0] <= one.cycles <= predicted.band[1] for one, predicted in pairs]
-    yield f"Mean absolute error {np.mean(errors):.1%}, worst {max(errors):.1%}, {sum(inside)} of {len(inside)} in the band."
+    mean, worst = np.mean(errors), max(errors)
+    yield f"Mean absolute error {mean:.1%}, worst {worst:.1%}, {sum(inside)} of {len(inside)} in the band."
 
 
 def error(one: Measured, predicted: Prediction) -> float:
