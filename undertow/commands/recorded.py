@@ -1,4 +1,4 @@
-"""Kernels whose timing is asked for, compiled, executed and recorded: a few CTAs of each, as `kernel_time` wants them."""
+"""Kernels whose timing is asked for, compiled, executed and recorded: the CTAs that `kernel_time` wants."""
 
 from __future__ import annotations
 

@@ -22,9 +22,14 @@ from undertow.plan.tiles import Tiling
 from undertow.timing.constants import BOTH, ConstantSpec
 
 LAUNCH_CONSTANTS: dict[str, ConstantSpec] = {
-    "cta_turnover_cycles": ConstantSpec("from the end of a CTA to the first instruction of the next on its SM", "cycles"),
-    "launch_cycles": ConstantSpec("what a launch takes beyond its CTAs, as counters of the whole chip see it", "cycles"),
+    "cta_turnover_cycles": ConstantSpec(
+        "from the end of a CTA to the first instruction of the next on its SM", "cycles"
+    ),
+    "launch_cycles": ConstantSpec(
+        "what a launch takes beyond its CTAs, as counters of the whole chip see it", "cycles"
+    ),
     "sm_clock_ghz": ConstantSpec("SM clock while such a kernel runs", "GHz", BOTH, 0.1),
+    "model_error": ConstantSpec("factor on all cycles of a CTA, for what is not modelled", "factor", BOTH, 0.1),
 }
 """What a chip file has to say beyond what the engine reads of one CTA."""
 

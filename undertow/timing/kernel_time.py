@@ -105,10 +105,11 @@ class Kernels:
     def _replayed(ctas: tuple[Recorded, ...], constants: Mapping[str, float], seed: int) -> Replayed:
         longest, *others = ctas
         timeline = replay(longest.trace, constants, seed, with_spans=False)
-        samples = [(longest.counts, timeline.cycles)]
-        samples += [(cta.counts, run(cta.trace, constants, seed).cycles) for cta in others]
-        times = solve(samples) if others else CtaTime(timeline.cycles, 0.0, 0.0)  # one alone says only what it took
-        return Replayed(times, timeline.cycles, timeline.cycles_per_tile, timeline.utilisation)
+        error = constants["model_error"]
+        samples = [(longest.counts, error * timeline.cycles)]
+        samples += [(cta.counts, error * run(cta.trace, constants, seed).cycles) for cta in others]
+        times = solve(samples) if others else CtaTime(samples[0][1], 0.0, 0.0)  # one alone says only what it took
+        return Replayed(times, samples[0][1], error * timeline.cycles_per_tile, timeline.utilisation)
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class CtaAlone:
     trace: Trace
 
     def __call__(self, constants: Mapping[str, float], seed: int) -> dict[str, float]:
-        return {"cycles": run(self.trace, constants, seed).cycles}
+        return {"cycles": constants["model_error"] * run(self.trace, constants, seed).cycles}
 
 
 def has_steady_state(trace: Trace) -> bool:
