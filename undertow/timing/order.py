@@ -17,10 +17,15 @@ from .uops import Kind, Unit
 
 _HOLDS = {
     Kind.WGMMA: "wgmma_issue_interval", Kind.MMA: "tcgen05_issue_interval", Kind.COMMIT: "tcgen05_issue_interval",
-    Kind.ARRIVE: "mbarrier_arrive_cycles", Kind.WAIT: "mbarrier_ready_wait", Kind.COPY: "tma_issue_cycles",
+    Kind.ARRIVE: "mbarrier_arrive_cycles", Kind.COPY: "tma_issue_cycles",
     Kind.BARRIER_ARRIVE: "named_barrier_arrive_cycles", Kind.BARRIER_SYNC: "named_barrier_latency",
 }  # fmt: skip
-_LOADS = {Kind.LOAD: "shared_load_latency", Kind.GLOBAL: "global_load_latency", Kind.TMEM_LOAD: "tmem_load_latency"}
+_LOADS = {
+    Kind.ASK: "mbarrier_ready_wait",
+    Kind.LOAD: "shared_load_latency",
+    Kind.GLOBAL: "global_load_latency",
+    Kind.TMEM_LOAD: "tmem_load_latency",
+}
 LATENCIES = {
     Unit.NONE: "arithmetic_latency", Unit.FMA: "arithmetic_latency", Unit.PACKED_FMA: "arithmetic_latency",
     Unit.ALU: "arithmetic_latency", Unit.MULTIPLY: "arithmetic_latency", Unit.CONVERT: "arithmetic_latency",
