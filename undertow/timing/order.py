@@ -1,9 +1,9 @@
 """The order in which an assembler puts the instructions of a straight piece: a list schedule, longest path first.
 
-Of the instructions whose operands are there and whose unit is free, the one with the longest way to the end of the piece
-goes next; among equals, the first of the text. Instructions that do more than write registers keep their order. A
-register of an asynchronous MMA is touched after the wait for its group, and before the next MMA that has it. Registers
-are taken to be plenty: this knows no spills, and no stalls for want of a register.
+Of the instructions whose operands are there and whose unit is free, the one with the longest way to the end goes next;
+among equals, the first of the text. Instructions that do more than write registers keep their order. A register of an
+asynchronous MMA is touched after the wait for its group, and before the next MMA that has it. Registers are taken to be
+plenty: this knows no spills, and no stalls for want of a register.
 """
 
 from __future__ import annotations
