@@ -39,7 +39,7 @@ PEER_KERNELS = {"Preprocess": "fa4_preprocess", "Postprocess": "fa4_postprocess"
 def export_ours(folder: Path) -> None:
     arch = architecture("sm90")
     for name, (variant, dtype) in OURS.items():
-        entry = objects.precompile(arch, variant_named(variant, dtype, "split"))
+        entry = objects.precompile(arch, variant_named(variant, dtype))
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "call.o"
             path.write_bytes(entry.files[OBJECT])

@@ -4,7 +4,8 @@
     python hopper_measure.py FOLDER cycles PAIR...   the main kernels alone, by Nsight Compute (ncu)
     python hopper_measure.py FOLDER times PAIR...    whole backward passes, interleaved and sustained
 
-A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of BENCH.
+A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of BENCH: 65536 tokens in sequences of 8192,
+or of another length that the name ends with, as in `dense2k`.
 
 Needs torch, apache-tvm-ffi and the DSL's runtime library, whose path UNDERTOW_DSL_RUNTIME gives; nothing of this
 repository. One JSON record a line goes to standard output.
@@ -63,11 +64,17 @@ class Shape:
         return 2.5 * 4 * self.batch * self.heads * self.seqlen**2 * HEAD_DIM * (0.5 if self.causal else 1)
 
 
+LENGTHS = {"": 8192, "2k": 2048, "32k": 32768}
+TOKENS = 2**16
 BENCH = {
-    "dense": Shape(8, 8192, 32, 32),
-    "causal": Shape(8, 8192, 32, 32, causal=True),
-    "gqa": Shape(8, 8192, 32, 8),
-    "gqacausal": Shape(8, 8192, 32, 8, causal=True),
+    name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
+    for suffix, seqlen in LENGTHS.items()
+    for name, (kv_heads, causal) in {
+        "dense": (32, False),
+        "causal": (32, True),
+        "gqa": (8, False),
+        "gqacausal": (8, True),
+    }.items()
 }
 CHECKS = {  # name of the library, and what it is tried on
     "dense": [Shape(1, 128, 1, 1), Shape(1, 300, 2, 1), Shape(2, 1024, 8, 2), BENCH["dense"], BENCH["gqa"]],
@@ -115,7 +122,7 @@ class Case:
         self.dsink = torch.empty_like(self.sink) if self.sink is not None else None
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
         tiles = -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
-        floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 2)  # as sm90.call counts them
+        floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 10) + 4  # as sm90.call counts them
         self.workspace = torch.empty(floats, device="cuda")
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,6 +170,13 @@ class Case:
         is_masked = left is not None or right is not None
         numbers = (shape.seqlen, left or 0, right or 0, bundle if is_masked else 1)
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
+        tiles = (
+            shape.batch * -(-shape.seqlen // TILE)
+            if not shape.lengths
+            else shape.seqlen // TILE + len(shape.lengths) + 1
+        )
+        items, processors = tiles * shape.kv_heads, torch.cuda.get_device_properties(0).multi_processor_count
+        numbers += (min(items, processors), items)
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
         writes = [self.dq, self.dk, self.dv]
         packings = None
@@ -318,7 +332,8 @@ def cycles(pairs: list[str]) -> None:
         name, shape = pair.split("@")
         two = measured[2 * index : 2 * index + 2]
         best = min(two, key=lambda x: x["cycles"])
-        say(kind="cycles", kernel=name, shape=shape, all=[x["cycles"] for x in two], **best)
+        of = {field: getattr(BENCH[shape], field) for field in ("batch", "seqlen", "heads", "kv_heads", "causal")}
+        say(kind="cycles", kernel=name, shape=shape, **of, all=[x["cycles"] for x in two], **best)
 
 
 def times(pairs: list[str], rounds: int = 3, seconds: float = 0.25) -> None:

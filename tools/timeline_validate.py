@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tests.flash_attn_4 import launches_sm90
 from tests.flash_attn_4.launches import Buffers, row_scalars, tensor_map
 from tests.flash_attn_4.launches import Problem as PeerProblem
-
 from undertow.cases import Kernel
 from undertow.commands.recorded import Problem, recorded
 from undertow.inputs import Shape
@@ -35,11 +35,11 @@ from undertow.plan.grid import Grid
 from undertow.plan.tiles import Band, Tiling
 from undertow.pool import cores
 from undertow.timing.chip import read_chip
-from undertow.timing.grid_time import TileCounts, launch_time, work_of
+from undertow.timing.grid_time import Work, launch_time, work_of
 from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes
 from undertow.timing.predict import Drawer, draw
-from undertow.timing.trace import record
 from undertow.timing.results import Prediction
+from undertow.timing.trace import record
 
 HEADS, TOKENS, GROUP = 32, 65536, 4
 MASKS = {"dense": Band(), "causal": Band(None, 0)}
@@ -93,7 +93,7 @@ class Measured:
         return f"{self.library} {mask}{' grouped' if group > 1 and not self.ours else ''}"
 
     @property
-    def work(self) -> list[TileCounts]:
+    def work(self) -> Work:
         """Of every CTA, in the order in which they start; flash-attn-4 has CTAs for query heads, one after another."""
         mask, group = self.form
         batch, seqlen = TOKENS // self.seqlen, self.seqlen
@@ -128,7 +128,8 @@ def kernels_of(measured: Sequence[Measured], point: Mapping[str, float]) -> Kern
             text = peer_ptx(4 // group, mask)
             shapes = sample_shapes(MASKS[mask])
             made[one.recorded] = tuple(
-                Recorded(first_cta(shape, False), record(peer(text, one.recorded, shape, group), point)) for shape in shapes
+                Recorded(first_cta(shape, False), record(peer(text, one.recorded, shape, group), point))
+                for shape in shapes
             )
     return Kernels(made)
 
@@ -201,7 +202,7 @@ def predictions(measured: Sequence[Measured], draws: int, jobs: int) -> Iterator
     for one in measured:
         work = one.work
 
-        def cycles(found: Any, one: Measured = one, work: list[TileCounts] = work) -> float:
+        def cycles(found: Any, one: Measured = one, work: Work = work) -> float:
             return launch_time(work, found.found[one.recorded].cta, drawn.chip.num_sms, found.constants)
 
         yield one, drawn.predict(cycles)
@@ -221,7 +222,8 @@ def told(pairs: Sequence[tuple[Measured, Prediction]]) -> Iterator[str]:
         )
     errors = [abs(error(*pair)) for pair in pairs]
     inside = [predicted.band[0] <= one.cycles <= predicted.band[1] for one, predicted in pairs]
-    yield f"Mean absolute error {np.mean(errors):.1%}, worst {max(errors):.1%}; {sum(inside)} of {len(inside)} in the band."
+    mean, worst = np.mean(errors), max(errors)
+    yield f"Mean absolute error {mean:.1%}, worst {worst:.1%}, {sum(inside)} of {len(inside)} in the band."
 
 
 def error(one: Measured, predicted: Prediction) -> float:

@@ -146,8 +146,8 @@ def test_the_ablation_shows_both_ports_beside_what_is_published():
     html = html_of(ablation.section({**told, "throughput_of_cycles": power}))
     bars = hints(html)
     assert "split dense, published: 1.14, 1.13 to 1.15" in bars
-    assert "split dense, predicted, MMA operands share the port of shared memory: 1.10, 1.00 to 1.20" in bars
-    assert "split dense, predicted, MMA operands have a port of their own: 1.20, 1.10 to 1.30" in bars
+    assert "split dense, predicted, the port of shared memory for MMA operands, too: 1.10, 1.00 to 1.20" in bars
+    assert "split dense, predicted, a port of their own for MMA operands: 1.20, 1.10 to 1.30" in bars
     rows = cells(html)
     assert ["split, dense", "cycles", "own", "1.235", "1.200", "1.100 to 1.300", "inside"] in rows
     assert [
@@ -159,7 +159,7 @@ def test_the_ablation_shows_both_ports_beside_what_is_published():
         "1.100 to 1.300",
         "inside, not independent",
     ] in rows
-    assert "not a prediction" in html
+    assert "not a prediction" in html and "2 of 2 with a port of their own" in html
 
 
 def test_errors_of_the_model_are_told_one_by_one_and_together(tmp_path):

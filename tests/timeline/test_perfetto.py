@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.timeline.handmade import timeline
@@ -56,6 +60,36 @@ def test_the_kernel_and_every_warp_have_a_slice_of_their_whole_time():
     assert slices(events[GRID]) == [("kernel:split, gridId: 1", 0, 0, 3000)]
     assert slices(events["Root/Grid2"]) == [("kernel:aliased, gridId: 2", 0, 0, 3000)]
     assert slices(events[f"{CTA}/Warp05"]) == [(LIFE, 0, 0, 2920)]
+
+
+def shape_of(path: str) -> str:
+    """A path without the numbers of hardware, launch and warp."""
+    return re.sub(r"\(ID not available\)|(?<=[a-z A-Z(])\d+", "N", path)
+
+
+def test_what_the_tracer_wrote_on_a_gpu_has_its_place_here():
+    """Its tracks are ours by name and rank, but for ranges by token, which no prediction has."""
+    real = json.loads(Path(__file__).with_name("run_iket_tracks.json").read_text())["tracks"]
+    packets = perfetto.Trace.FromString(trace([timeline(barriers=1)])).packet
+    paths, events = parsed(trace([timeline(barriers=1)]))
+    ranks = {}
+    for packet in packets:
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            ranks.setdefault(shape_of(paths[track.uuid]), set()).add(track.sibling_order_rank)
+    names = {shape_of(path): {p.track_event.name for p in of_path} for path, of_path in events.items()}
+    of_warps = [track for track in real if track["path"].endswith(("StackedRanges", "Marker", "Warp00", "Warp01"))]
+    others = [track for track in real if track["path"].count("/") < 5]
+    assert len(of_warps) == 6 and len(others) == 5
+    for track in (*of_warps, *others):
+        shape = shape_of(track["path"])
+        assert shape in ranks, track["path"]
+        if track["path"].endswith(("StackedRanges", "Marker")):
+            assert ranks[shape] == {track["rank"]}
+    for path, name in (("Root/Grid1", "kernel:X, gridId: 1"), (f"{CTA}/Warp00", LIFE)):
+        (theirs,) = {name for t in real if shape_of(t["path"]) == shape_of(path) for name in t["events"]}
+        words = r"(?<=kernel:)\w+|\d+"
+        assert {re.sub(words, "X", one) for one in names[shape_of(path)] if one} == {re.sub(words, "X", theirs)}
 
 
 def test_ranges_of_a_warp_nest():

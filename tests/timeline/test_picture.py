@@ -61,7 +61,14 @@ def test_releases_of_s_are_marked_on_every_compute_warp():
 
 @pytest.mark.parametrize(
     ("assumed", "hatched"),
-    [((), 0), (("tcgen05_tail",), 5), (("mufu_interval",), 7), (("tma_load_latency",), 1), (("wake_jitter",), 0)],
+    [
+        ((), 0),
+        (("tcgen05_tail",), 5),
+        (("mufu_interval",), 7),
+        (("tma_load_latency",), 1),
+        (("mma_shares_port",), 12),
+        (("wake_jitter",), 0),
+    ],
 )
 def test_boxes_whose_length_is_guessed_are_hatched_and_told(assumed, hatched):
     svg = draw(timeline(assumed=assumed))

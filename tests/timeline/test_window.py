@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.timeline.handmade import TILE, timeline
-from undertow.timeline.rows import rows_of
+from undertow.timeline.rows import Row, rows_of
 from undertow.timeline.window import PictureError, joined, steady, ticks
 from undertow.timing.results import Kind, Span
 
@@ -52,6 +52,15 @@ def test_rows_are_in_the_order_of_who_feeds_whom():
         "reduce warp 0",
     ]
     assert [(row.role, row.warp) for row in rows[:2]] == [("tensor", None), ("compute", 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "warp"),
+    [("compute warp 11", "compute", 11), ("warp 3", "warp", 3), ("tensor", "tensor", None), ("tma", "tma", None)],
+)
+def test_rows_without_a_plan_are_warps_too(name, role, warp):
+    row = Row(name, ())
+    assert (row.role, row.warp) == (role, warp)
 
 
 @pytest.mark.parametrize(("cycles", "last", "count"), [(2980, 2500, 6), (95, 90, 10), (12_500, 12_000, 7)])

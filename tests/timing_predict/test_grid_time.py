@@ -6,14 +6,14 @@ import pytest
 
 from undertow.plan.grid import Grid
 from undertow.plan.tiles import Band, Tiling
-from undertow.timing.grid_time import CtaTime, TileCounts, launch_time, solve, tile_counts, work_of
+from undertow.timing.grid_time import CtaTime, TileCounts, Work, launch_time, solve, tile_counts, work_of
 
 FREE = {"cta_turnover_cycles": 0.0, "launch_cycles": 0.0}
 PER_TILE = CtaTime(fixed=0.0, unmasked=1.0, masked=1.0)
 
 
-def work(*tiles: int) -> list[TileCounts]:
-    return [TileCounts(count, 0) for count in tiles]
+def work(*tiles: int) -> Work:
+    return Work.of([TileCounts(count, 0) for count in tiles])
 
 
 def test_a_cta_takes_the_sm_that_is_free_first():
@@ -38,7 +38,7 @@ def test_fewer_ctas_than_sms_take_as_long_as_the_longest():
 
 def test_equal_and_unequal_ctas_are_counted_alike():
     equal = launch_time(work(*[3] * 10), PER_TILE, 4, FREE)
-    nearly = launch_time([*work(*[3] * 9), TileCounts(2, 1)], PER_TILE, 4, FREE)
+    nearly = launch_time(Work.of([TileCounts(3, 0)] * 9 + [TileCounts(2, 1)]), PER_TILE, 4, FREE)
     assert equal == nearly == 9
 
 
@@ -66,10 +66,12 @@ def test_a_causal_cta_masks_the_diagonal_of_every_query_head():
 
 
 def test_a_dense_launch_is_all_tiles():
-    counts = work_of(Grid(16, 2, 3), Tiling(2048, 2048), heads=4)
-    assert counts == [TileCounts(64, 0)] * 96
+    found = work_of(Grid(16, 2, 3), Tiling(2048, 2048), heads=4)
+    assert found == Work.of([TileCounts(64, 0)] * 96)
+    assert (found.tiles, found.masked_share) == ((96 * 64, 0), 0.0)
 
 
 def test_causal_heads_of_a_bundle_all_begin_with_their_longest():
-    counts = work_of(Grid(3, 2, 1, heads_per_bundle=2), Tiling(384, 384, Band(None, 0)))
-    assert [sum(each) for each in counts] == [3, 3, 2, 2, 1, 1]
+    found = work_of(Grid(3, 2, 1, heads_per_bundle=2), Tiling(384, 384, Band(None, 0)))
+    assert [sum(found.kinds[kind]) for kind in found.order] == [3, 3, 2, 2, 1, 1]
+    assert (found.tiles, found.masked_share) == ((6, 6), 0.5)

@@ -7,22 +7,24 @@ the port of shared memory with loads and stores. The draws are the same in every
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import functools
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from undertow.cases import CaseError
 from undertow.cli import Outcome
-from undertow.commands.recorded import Problem, masked_share, recorded
+from undertow.commands.recorded import Problem, recorded
 from undertow.inputs import Shape
 from undertow.kernels.backward import schedules_of
 from undertow.plan.tiles import Band
 from undertow.progress import Progress
 from undertow.timing.ablation import BASELINE, CYCLES, FIRST_BAND, POWER, Verdict, in_published_order, judge
 from undertow.timing.chip import Chip
-from undertow.timing.grid_time import TileCounts, launch_time
-from undertow.timing.kernel_time import Kernels
-from undertow.timing.predict import PORT, PORTS, Draw, Drawer, Draws, draw, held
+from undertow.timing.grid_time import Work, launch_time
+from undertow.timing.kernel_time import Kernels, Replayed
+from undertow.timing.predict import PORT, PORTS, Draw, Drawer, Draws, draw
 from undertow.timing.results import Prediction
 
 ARCH = "sm100"
@@ -33,79 +35,81 @@ Key = tuple[str, str]  # schedule, mask
 
 
 @dataclass(frozen=True)
-class Cycles:
-    """What one draw says of a schedule under a mask: cycles of a tile and of the launch, shares of units."""
-
-    tile: float
-    launch: float
-    utilisation: Mapping[str, float]
-
-
-@dataclass(frozen=True)
 class Both:
-    """Replays every kernel with both ports; callable, and picklable for other processes.
-
-    kernels, work: by mask; the CTAs of the launch in the order in which they start.
-    """
+    """Replays every kernel with both ports; callable, and picklable for other processes. kernels: by mask."""
 
     kernels: Mapping[str, Kernels]
-    work: Mapping[str, list[TileCounts]]
-    num_sms: int
 
-    def __call__(self, constants: Mapping[str, float], seed: int) -> dict[tuple[str, str, str], Cycles]:
-        found = {}
-        for port, shared in PORTS.items():
-            for mask, kernels in self.kernels.items():
-                work = self.work[mask]
-                for schedule, replayed in kernels({**constants, PORT: shared}, seed).items():
-                    launch = launch_time(work, replayed.cta, self.num_sms, constants)
-                    tile = replayed.tile(masked_share(work))
-                    found[port, schedule, mask] = Cycles(tile, launch, replayed.utilisation)
-        return found
+    def __call__(self, constants: Mapping[str, float], seed: int) -> dict[tuple[str, str, str], Replayed]:
+        return {
+            (port, schedule, mask): replayed
+            for port, shared in PORTS.items()
+            for mask, kernels in self.kernels.items()
+            for schedule, replayed in kernels({**constants, PORT: shared}, seed).items()
+        }
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What the draws say."""
+    """What the draws say. work: by mask, of the CTAs of the launch."""
 
     draws: Draws
+    work: Mapping[str, Work]
 
     @property
     def keys(self) -> list[Key]:
         return list(dict.fromkeys((schedule, mask) for _, schedule, mask in self.draws.point.found))
 
-    @property
-    def masks(self) -> list[str]:
-        return list(dict.fromkeys(mask for _, mask in self.keys))
+    def port_of(self, drawn: Draw, port: str) -> str:
+        """The assumption about the port; where it is unknown, the draw's own coin decides."""
+        return (
+            next(word for word, value in PORTS.items() if value == drawn.constants[PORT]) if port == UNKNOWN else port
+        )
 
-    def of(self, drawn: Draw, port: str, key: Key) -> Cycles:
-        """Of one draw under an assumption; where the port is unknown, the draw's own coin decides."""
-        if port == UNKNOWN:
-            port = next(word for word, value in PORTS.items() if value == drawn.constants[PORT])
-        return drawn.found[port, *key]
+    def replayed(self, drawn: Draw, port: str, key: Key) -> Replayed:
+        """What a draw says of a schedule under an assumption about the port."""
+        return drawn.found[self.port_of(drawn, port), *key]
+
+    def tile(self, drawn: Draw, port: str, key: Key) -> float:
+        """Cycles of a tile, in the mean over those with and without a mask."""
+        return self.replayed(drawn, port, key).tile(self.work[key[1]].masked_share)
+
+    def launch(self, drawn: Draw, port: str, key: Key) -> float:
+        """Cycles of the launch."""
+        return self._launches[id(drawn)][self.port_of(drawn, port), *key]
+
+    @functools.cached_property
+    def _launches(self) -> dict[int, dict[tuple[str, str, str], float]]:
+        """Cycles of every launch in every draw, which many ratios ask for."""
+        sms = self.draws.chip.num_sms
+        return {
+            id(drawn): {
+                name: launch_time(self.work[name[2]], replayed.cta, sms, drawn.constants)
+                for name, replayed in drawn.found.items()
+            }
+            for drawn in (self.draws.point, *self.draws.drawn)
+        }
 
     def tiles(self, port: str) -> dict[Key, Prediction]:
         """Cycles of a tile."""
-        return {key: self.draws.predict(lambda drawn, key=key: self.of(drawn, port, key).tile) for key in self.keys}
+        return {key: self.draws.predict(lambda drawn, key=key: self.tile(drawn, port, key)) for key in self.keys}
 
-    def ratios(self, port: str, what: str) -> dict[Key, Prediction]:
-        """The baseline's cycles to those of every other schedule, draw by draw. what: `tile` or `launch`."""
+    def ratios(self, port: str, cycles: Callable[[Draw, str, Key], float]) -> dict[Key, Prediction]:
+        """The baseline's cycles to those of every other schedule, draw by draw. cycles: `self.tile`, `self.launch`."""
 
         def ratio(drawn: Draw, key: Key) -> float:
-            baseline = self.of(drawn, port, (BASELINE, key[1]))
-            return getattr(baseline, what) / getattr(self.of(drawn, port, key), what)
+            return cycles(drawn, port, (BASELINE, key[1])) / cycles(drawn, port, key)
 
         others = [key for key in self.keys if key[0] != BASELINE]
         return {key: self.draws.predict(lambda drawn, key=key: ratio(drawn, key)) for key in others}
 
     def utilisation(self, port: str, key: Key) -> dict[str, float]:
         """Median share of the time in which each unit is busy."""
-
-        def share(drawn: Draw, unit: str) -> float:
-            return self.of(drawn, port, key).utilisation.get(unit, 0.0)
-
-        units = self.of(self.draws.point, port, key).utilisation
-        return {unit: self.draws.predict(lambda drawn, unit=unit: share(drawn, unit)).median for unit in units}
+        units = self.replayed(self.draws.point, port, key).utilisation
+        shares = {
+            unit: [self.replayed(d, port, key).utilisation.get(unit, 0.0) for d in self.draws.drawn] for unit in units
+        }
+        return {unit: statistics.median(each) for unit, each in shares.items()}
 
 
 def execute(arguments: argparse.Namespace, chip: Chip, progress: Progress) -> Outcome:
@@ -113,11 +117,9 @@ def execute(arguments: argparse.Namespace, chip: Chip, progress: Progress) -> Ou
     problems = {mask: Problem(SHAPE, band) for mask, band in MASKS.items()}
     point, schedules = chip.point(), schedules_of(ARCH)
     kernels = {name: recorded(ARCH, schedules, problem, point, progress.step) for name, problem in problems.items()}
-    work = {name: problem.work for name, problem in problems.items()}
-    drawer = Drawer(chip, arguments.seed, Both(kernels, work, chip.num_sms))
-    draws = draw(drawer, arguments.draws, arguments.jobs, progress.step)
+    draws = draw(Drawer(chip, arguments.seed, Both(kernels)), arguments.draws, arguments.jobs, progress.step)
     progress.step("comparing")
-    return outcome(Ablation(draws), arguments)
+    return outcome(Ablation(draws, {name: problem.work for name, problem in problems.items()}), arguments)
 
 
 def refuse_other_options(arguments: argparse.Namespace) -> None:
@@ -125,7 +127,15 @@ def refuse_other_options(arguments: argparse.Namespace) -> None:
 
     Raises: CaseError.
     """
-    given = [f"seqlen_{side}" for side in "qk"] + ["batch", "heads", "kv_heads", "schedule", "causal", "softcap", "dtype"]
+    given = [f"seqlen_{side}" for side in "qk"] + [
+        "batch",
+        "heads",
+        "kv_heads",
+        "schedule",
+        "causal",
+        "softcap",
+        "dtype",
+    ]
     given = [name for name in (*given, "ptx", "launch", "perfetto", "svg") if getattr(arguments, name)]
     given += ["window"] if tuple(arguments.window) != (None, None) else []
     given += ["arch"] if arguments.arch != ARCH else []
@@ -175,10 +185,10 @@ def runs(found: Ablation, port: str) -> list[dict[str, Any]]:
 
 def side(found: Ablation, port: str) -> dict[str, Any]:
     """One assumption about the port: ratios, and what is published beside them."""
-    tiles, launches = found.ratios(port, "tile"), found.ratios(port, "launch")
+    tiles, launches = found.ratios(port, found.tile), found.ratios(port, found.launch)
     return {
         "runs": runs(found, port),
-        "in_published_order": {mask: _ordered(found, port, mask) for mask in found.masks},
+        "in_published_order": {mask: _ordered(found, port, mask) for mask in found.work},
         "ratios": [
             {"schedule": s, "mask": m, "of": "tile", "median": x.median, "band": list(x.band), "point": x.point}
             for (s, m), x in tiles.items()
@@ -213,7 +223,7 @@ def _verdict_record(verdict: Verdict) -> dict[str, Any]:
 
 def _told(found: Ablation, port: str) -> list[str]:
     lines = [f"Port of MMA operands: {port}"]
-    tiles, launches = found.ratios(port, "tile"), found.ratios(port, "launch")
+    tiles, launches = found.ratios(port, found.tile), found.ratios(port, found.launch)
     for (schedule, mask), x in found.tiles(port).items():
         busy = found.utilisation(port, (schedule, mask))
         most = ", ".join(f"{unit} {share:.0%}" for unit, share in sorted(busy.items(), key=lambda item: -item[1])[:4])
@@ -221,7 +231,7 @@ def _told(found: Ablation, port: str) -> list[str]:
         gain = "" if ratio is None else f"{ratio.median:.3f} ({ratio.band[0]:.3f} to {ratio.band[1]:.3f})"
         cycles = f"{x.median:.0f} ({x.band[0]:.0f} to {x.band[1]:.0f})"
         lines.append(f"  {mask:<7}{schedule:<9}{cycles:<22}{gain:<25}{most}")
-    for mask in found.masks:
+    for mask in found.work:
         lines.append(f"  {mask}: medians are {'' if _ordered(found, port, mask) else 'NOT '}in the published order")
     for verdict in judge(tiles, launches):
         published = verdict.published

@@ -1,7 +1,8 @@
-"""Kernels whose timing is asked for, compiled, executed and recorded: a few CTAs of each, as `kernel_time` wants them."""
+"""Kernels whose timing is asked for, compiled, executed and recorded: the CTAs that `kernel_time` wants."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from undertow.plan.attention import Attention
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.tiles import Band, Tiling
 from undertow.reference import Scoring
-from undertow.timing.grid_time import TileCounts, work_of
+from undertow.timing.grid_time import Work, work_of
 from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes
 from undertow.timing.trace import record
 
@@ -50,9 +51,9 @@ class Problem:
         """Query heads to a head of keys."""
         return self.shape.heads // (self.shape.kv_heads or self.shape.heads)
 
-    @property
-    def work(self) -> list[TileCounts]:
-        """Of all CTAs of the main kernel, in the order in which they start."""
+    @functools.cached_property
+    def work(self) -> Work:
+        """Of all CTAs of the main kernel."""
         batch, seqlen_q, seqlen_k, heads, _ = self.shape
         kv_heads, tiling = heads // self.group, Tiling(seqlen_q, seqlen_k, self.band)
         bundle = heads_per_bundle(seqlen_q, self.group, kv_heads) if self.attention.masked else 1
@@ -76,12 +77,6 @@ def seen_pairs(seqlen_q: int, seqlen_k: int, band: Band) -> int:
     first = torch.zeros_like(row) if band.left is None else (row - band.left).clamp(min=0)
     end = torch.full_like(row, seqlen_k) if band.right is None else (row + band.right + 1).clamp(max=seqlen_k)
     return int((end - first).clamp(min=0).sum())
-
-
-def masked_share(work: Sequence[TileCounts]) -> float:
-    """Of all tiles of a launch."""
-    masked, tiles = sum(counts.masked for counts in work), sum(sum(counts) for counts in work)
-    return masked / tiles if tiles else 0.0
 
 
 def recorded(

@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", required=True, metavar="FILE", help="the page to write")
     parser.add_argument("--chip", default="b200", metavar="NAME", help="to predict for: b200 or a chip file of sm_100a")
     parser.add_argument(
-        "--draws", type=int, default=24, metavar="N", help="from the ranges of its constants (default: %(default)s)"
+        "--draws", type=int, default=64, metavar="N", help="from the ranges of its constants (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument(

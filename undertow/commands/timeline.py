@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from undertow.cases import CaseError
 from undertow.cli import Outcome
 from undertow.commands import ablation
 from undertow.commands.attention import add_attention, scoring_of
-from undertow.commands.recorded import Problem, masked_share, recorded
+from undertow.commands.recorded import Problem, recorded
 from undertow.commands.targets import add_schedule
 from undertow.emulator import Deadlock, LaunchError, UnsupportedPtx
 from undertow.inputs import DTYPES, InputError, Shape
@@ -28,13 +29,14 @@ from undertow.ptx import PtxSyntaxError
 from undertow.timeline.perfetto import TraceError, write_trace
 from undertow.timeline.picture import PictureError, draw
 from undertow.timing.chip import Chip, ChipError, read_chip
+from undertow.timing.constants import ConstantError, constants_of
 from undertow.timing.errors import TimingError
-from undertow.timing.grid_time import TileCounts, launch_time
-from undertow.timing.kernel_time import Kernels, Recorded, Replayed, assumed_of
+from undertow.timing.grid_time import LAUNCH_CONSTANTS, TileCounts, Work, launch_time
+from undertow.timing.kernel_time import CtaAlone, Kernels, Recorded, assumed_of, has_steady_state
 from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
-from undertow.timing.trace import record
 from undertow.timing.results import Prediction, Timeline
+from undertow.timing.trace import record
 
 DESCRIPTION = """\
 Predict how long a tile of the main kernel takes in its steady state, and a whole launch: the instructions that the
@@ -52,7 +54,7 @@ Exit code 0: predicted. 1: the kernel deadlocks. 2: the options, files or kernel
 """
 BAD_INPUT = (
     *(CaseError, InputError, LaunchInputError, PlanError, LaunchError, UnsupportedPtx, PtxSyntaxError),
-    *(ChipError, TimingError, TraceError, PictureError),
+    *(ChipError, ConstantError, TimingError, TraceError, PictureError),
 )
 DEFAULT_SHAPE = Shape(batch=8, seqlen_q=8192, seqlen_k=8192, heads=32)
 DEFAULT_CHIPS = {"sm_90a": "h200", "sm_100a": "b200"}
@@ -73,7 +75,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draws", type=int, default=64, metavar="N", help="from the ranges (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument("--ablation", action="store_true", help="all sm100 schedules, dense and causal, and published")
-    parser.add_argument("--perfetto", metavar="FILE", help="write the timelines at the best guesses for ui.perfetto.dev")
+    parser.add_argument(
+        "--perfetto", metavar="FILE", help="write the timelines at the best guesses for ui.perfetto.dev"
+    )
     parser.add_argument("--svg", metavar="FILE", help="draw a steady tile of each, at the best guesses")
     for name, default in zip(Shape._fields, (*DEFAULT_SHAPE[:-1], "as --heads")):
         flag = "--" + name.replace("_", "-")
@@ -118,11 +122,14 @@ def _check(arguments: argparse.Namespace) -> None:
 def _chip(arguments: argparse.Namespace, target: str) -> Chip:
     """The chip asked for, with the port as asked for.
 
-    Raises: ChipError for another architecture's.
+    Raises: ChipError for another architecture's, or one that lacks a constant.
     """
     chip = read_chip(arguments.chip or DEFAULT_CHIPS.get(target, ""))
     if chip.arch != target:
         raise ChipError(f"chip {chip.name} runs {chip.arch}: the kernel is for {target}")
+    missing = (constants_of(chip.arch) | LAUNCH_CONSTANTS).keys() - chip.constants.keys()
+    if missing:
+        raise ChipError(f"chip {chip.name} lacks {', '.join(sorted(missing))}")
     if arguments.port in PORTS:
         return held(chip, **{PORT: PORTS[arguments.port]})
     if arguments.port == "unknown":
@@ -181,22 +188,33 @@ def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     target = (ptx.parse_module(kernel.ptx, kernel.name).target or ("",))[0]
     chip = _chip(arguments, target)
     progress.step(f"executing {kernel.name}")
-    kernels = Kernels({kernel.name: (Recorded(TileCounts(0, 0), record(kernel, chip.point())),)})
-    draws = draw_all(Drawer(chip, arguments.seed, kernels), arguments.draws, arguments.jobs, progress.step)
-    timeline = kernels.timeline(kernel.name, draws.point.constants, arguments.seed, chip)
+    trace = record(kernel, chip.point())
+    name, kernels = kernel.name, Kernels({kernel.name: (Recorded(TileCounts(0, 0), trace),)})
+    find = kernels if has_steady_state(trace) else CtaAlone(trace)
+    draws = draw_all(Drawer(chip, arguments.seed, find), arguments.draws, arguments.jobs, progress.step)
+    about = _about(arguments, chip)
+    lines = [*_heading(arguments, chip), ""]
+    if isinstance(find, CtaAlone):
+        cycles = draws.predict(lambda draw: draw.found["cycles"])
+        run = {"schedule": name, "cycles_per_tile": None, "band": None, "cta_cycles": _distribution(cycles)}
+        run |= {"sensitivity": dict(cycles.sensitivity), "assumed": list(assumed_of(chip))}
+        lines += [name, _number_line("cta_cycles", cycles), _sensitivity_line(cycles)]
+        lines += ["  It has no loop over tiles that are loaded, so that there is no steady state to look into.", ""]
+        return Outcome(True, {**about, "runs": [run]}, "\n".join([*lines, *_assumed(chip)]))
+    timeline = kernels.timeline(name, draws.point.constants, arguments.seed, chip)
     numbers = {
-        "cycles_per_tile": draws.predict(lambda draw: draw.found[kernel.name].per_tile),
-        "cta_cycles": draws.predict(lambda draw: draw.found[kernel.name].cta.fixed),
+        "cycles_per_tile": draws.predict(lambda draw: draw.found[name].per_tile),
+        "cta_cycles": draws.predict(lambda draw: draw.found[name].cycles),
     }
-    record_ = _record(kernel.name, None, numbers, draws, timeline)
-    _write(arguments, {kernel.name: timeline}, {kernel.name: numbers["cycles_per_tile"]})
-    lines = [*_heading(arguments, chip), "", *_told(kernel.name, numbers, draws, timeline), "", *_assumed(chip)]
-    return Outcome(True, {**_about(arguments, chip), "runs": [record_]}, "\n".join(lines))
+    _write(arguments, {name: timeline}, {name: numbers["cycles_per_tile"]})
+    run = _record(name, None, numbers, draws, timeline)
+    lines += [*_told(name, numbers, draws, timeline), "", *_assumed(chip)]
+    return Outcome(True, {**about, "runs": [run]}, "\n".join(lines))
 
 
-def _numbers(name: str, draws: Draws, work: list[TileCounts], flops: float) -> dict[str, Prediction]:
+def _numbers(name: str, draws: Draws, work: Work, flops: float) -> dict[str, Prediction]:
     """Cycles of a tile and of the launch, and TFLOP/s at the clocks that were drawn."""
-    share, sms = masked_share(work), draws.chip.num_sms
+    share, sms = work.masked_share, draws.chip.num_sms
 
     def cycles(draw: Any) -> float:
         return launch_time(work, draw.found[name].cta, sms, draw.constants)
@@ -220,11 +238,7 @@ def _record(
         "cycles_per_tile": tile.median,
         "band": list(tile.band),
         "point": tile.point,
-        **{
-            key: {"median": x.median, "band": list(x.band), "point": x.point}
-            for key, x in numbers.items()
-            if key != "cycles_per_tile"
-        },
+        **{key: _distribution(x) for key, x in numbers.items() if key != "cycles_per_tile"},
         "utilisation": utilisation(name, draws),
         "stalls": {role: dict(reasons) for role, reasons in timeline.stalls.items()},
         "critical_path": [asdict(link) for link in timeline.critical_path],
@@ -233,13 +247,15 @@ def _record(
     }
 
 
+def _distribution(number: Prediction) -> dict[str, Any]:
+    return {"median": number.median, "band": list(number.band), "point": number.point}
+
+
 def utilisation(name: str, draws: Draws) -> dict[str, float]:
     """Median share of the time in which each unit is busy."""
-    point: Replayed = draws.point.found[name]
-    return {
-        unit: draws.predict(lambda draw, unit=unit: draw.found[name].utilisation.get(unit, 0.0)).median
-        for unit in point.utilisation
-    }
+    units = draws.point.found[name].utilisation
+    shares = {unit: [draw.found[name].utilisation.get(unit, 0.0) for draw in draws.drawn] for unit in units}
+    return {unit: statistics.median(each) for unit, each in shares.items()}
 
 
 def _about(arguments: argparse.Namespace, chip: Chip) -> dict[str, Any]:
@@ -277,7 +293,7 @@ def _shape_line(problem: Problem) -> str:
     heads = f"{shape.heads}:{shape.kv_heads or shape.heads}"
     return (
         f"Main kernel, {problem.mask}, {shape.batch} x {shape.seqlen_q} x {shape.seqlen_k}, heads {heads}: "
-        f"{len(work)} CTAs, {sum(map(sum, work))} tiles, {masked_share(work):.1%} of them masked."
+        f"{len(work.order)} CTAs, {sum(work.tiles)} tiles, {work.masked_share:.1%} of them masked."
     )
 
 
@@ -287,9 +303,7 @@ UNITS["cta_cycles"] = "cycles of the first CTA"
 
 def _told(name: str, numbers: Mapping[str, Prediction], draws: Draws, timeline: Timeline) -> list[str]:
     lines = [name]
-    for key, x in numbers.items():
-        low, high = x.band
-        lines.append(f"  {UNITS[key]:<22}{x.median:>14,.0f}  ({low:,.0f} to {high:,.0f}), best guess {x.point:,.0f}")
+    lines += [_number_line(key, number) for key, number in numbers.items()]
     shares = sorted(utilisation(name, draws).items(), key=lambda item: -item[1])
     lines.append("  busy                  " + ", ".join(f"{unit} {share:.0%}" for unit, share in shares))
     for role, reasons in timeline.stalls.items():
@@ -297,9 +311,18 @@ def _told(name: str, numbers: Mapping[str, Prediction], draws: Draws, timeline: 
         lines.append(f"  {role + ' waits':<22}" + ", ".join(f"{reason} {cycles:.0f}" for reason, cycles in waits))
     for link in sorted(timeline.critical_path, key=lambda link: -link.cycles)[:SHOWN]:
         lines.append(f"  {'critical path':<22}{link.cycles:.0f}: {link.row}, {link.name}, {link.reason}")
-    strongest = list(numbers["cycles_per_tile"].sensitivity.items())[:SHOWN]
-    lines.append("  most sensitive to     " + ", ".join(f"{constant} {rank:+.2f}" for constant, rank in strongest))
+    lines.append(_sensitivity_line(numbers["cycles_per_tile"]))
     return lines
+
+
+def _number_line(key: str, number: Prediction) -> str:
+    low, high = number.band
+    return f"  {UNITS[key]:<22}{number.median:>14,.0f}  ({low:,.0f} to {high:,.0f}), best guess {number.point:,.0f}"
+
+
+def _sensitivity_line(number: Prediction) -> str:
+    strongest = list(number.sensitivity.items())[:SHOWN]
+    return "  most sensitive to     " + ", ".join(f"{constant} {rank:+.2f}" for constant, rank in strongest)
 
 
 def _assumed(chip: Chip) -> list[str]:

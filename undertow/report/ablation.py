@@ -13,15 +13,21 @@ KEY, TITLE = "ablation", "What each change is worth"
 COMMAND = "undertow timeline --ablation"
 PUBLISHED = "published"
 PORTS = {  # name in the record: what is assumed of the port of MMA operands
-    "unknown": "predicted, either port",
-    "shared": "predicted, MMA operands share the port of shared memory",
-    "own": "predicted, MMA operands have a port of their own",
+    "unknown": "either port",
+    "shared": "the port of shared memory for MMA operands, too",
+    "own": "a port of their own for MMA operands",
 }
+
+
+def _series(port: str) -> str:
+    return f"predicted, {PORTS[port]}"
+
+
 LOOKS = {
     PUBLISHED: Look("#a77fd1"),
-    PORTS["unknown"]: Look("#cfd5dd", hatched=True),
-    PORTS["shared"]: Look("#8fb8ea", hatched=True),
-    PORTS["own"]: Look("#f2b880", hatched=True),
+    _series("unknown"): Look("#cfd5dd", hatched=True),
+    _series("shared"): Look("#8fb8ea", hatched=True),
+    _series("own"): Look("#f2b880", hatched=True),
 }
 QUANTITIES = {
     "throughput": "Speed-up over the baseline, sustained throughput under the power limit",
@@ -56,7 +62,7 @@ def _bars(ports: Mapping[str, Any], quantity: str) -> list[Bar]:
             low, high = verdict["published"]
             told = Bar(group, PUBLISHED, (low + high) / 2, (low, high) if low != high else None)
             given += [told] * (told not in given)
-            given.append(Bar(group, PORTS[name], verdict["median"], tuple(verdict["band"])))
+            given.append(Bar(group, _series(name), verdict["median"], tuple(verdict["band"])))
     return given
 
 
@@ -112,7 +118,13 @@ def _order(ports: Mapping[str, Any], source: Source) -> list[Part]:
         for mask, kept in side["in_published_order"].items():
             sentences.append(f"{name} port, {mask}: {'yes' if kept else 'no'}")
     told = f"Split fastest, either half alone between it and the baseline, by medians: {'; '.join(sentences)}."
-    return [
-        Prose(told, source),
-        Prose("Which of the two ports the published numbers support is an inference from them, not a prediction."),
-    ]
+    counts = [f"{_inside(side)} of {len(side['published'])} with {PORTS[name]}" for name, side in ports.items()]
+    inferred = (
+        f"Published ratios that lie whole within the band: {'; '.join(counts)}. Which port they support is an "
+        "inference from what is published, not a prediction."
+    )
+    return [Prose(told, source), Prose(inferred, source)]
+
+
+def _inside(side: Mapping[str, Any]) -> int:
+    return sum(verdict["verdict"] == "inside" for verdict in side["published"])

@@ -13,10 +13,12 @@ WAIT_FILL, TRANSFER_FILL = "#eceef2", "#d5dbe3"
 RELEASE = "#15803d"  # a warp hands S back: the tensor pipe may write the next one
 GEMMS = ("QK", "PdO", "dP", "dK", "dQ")
 FILLS = {LOAD_S: "#dfe9f7", SOFTMAX: fill_of("S"), SIGNAL_P: fill_of("P"), DS: fill_of("dP"), SIGNAL_DS: fill_of("dS")}
+NEIGHBOUR = 2  # tiles; GEMMs that take turns on the tensor cores are counted in pieces, whose numbers are no tiles
 CARRIED = {"q": "Q", "do": "dO", "lse": "LSE", "d": "D"}  # last word of a load pipeline's name: what is copied
+PORT = ("mma_shares_port", "load_share_", "shared_", "lsu_")  # whoever uses shared memory waits for whoever else does
 RESTS_ON = {  # what gives a box its length: beginnings of the names of constants
-    "gemm": ("tcgen05_", "wgmma_", "mma_"),
-    "section": ("tmem_", "mufu_", "fma_", "packed_fma_", "convert_", "alu_", "arithmetic_", "shared_", "lsu_"),
+    "gemm": ("tcgen05_", "wgmma_", "mma_", *PORT),
+    "section": ("tmem_", "mufu_", "fma_", "packed_fma_", "convert_", "alu_", "arithmetic_", "uniform_", *PORT),
     "copy": ("tma_",),
     "reduction": ("bulk_",),
 }
@@ -68,16 +70,17 @@ def guessed(span: Span, assumed: Sequence[str]) -> bool:
     return any(name.startswith(RESTS_ON[of]) for name in assumed)
 
 
-def hint(span: Span, begin: float) -> str:
-    """What is told of a span under the pointer; times from the beginning of the window."""
+def hint(span: Span) -> str:
+    """What is told of a span under the pointer."""
     tile = f", tile {span.tile}" if span.tile >= 0 else ""
     waits = "waits for " if span.kind is Kind.WAIT else ""
-    times = f"{span.begin - begin:.0f} to {span.end - begin:.0f}, {span.end - span.begin:.0f} cycles"
+    times = f"{span.begin:.0f} to {span.end:.0f}, {span.end - span.begin:.0f} cycles"
     return f"{span.row}: {waits}{span.name}{tile}: {times}"
 
 
 def _tile(tile: int, first: int) -> str:
-    if tile < 0:
-        return ""
+    """` t` of a window's first tile, ` t+1` of the next; nothing where that is not known, or no neighbour."""
     offset = tile - first
+    if tile < 0 or abs(offset) > NEIGHBOUR:
+        return ""
     return f" t{offset:+d}" if offset else " t"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from undertow.plan.drawing import ALARM, GRID, INK, MUTED, PAPER, Drawing, fill_of
 from undertow.timeline.looks import FILLS, RELEASE, WAIT_FILL, Look, guessed, hint, look_of, releases_s
@@ -23,7 +24,7 @@ HEAD, AXIS, FOOT = 62, 46, 58  # pixels above the rows of a panel, below them, b
 TALL, ROW, GAP, BLOCK = 36, 20, 3, 9  # pixels: the tensor pipe's row, another's, between rows, between roles
 BRIEF = ("tensor", "compute")
 CHARACTER = 6.6  # pixels of one at size 12, at most
-LEGIBLE = 13  # pixels: the lowest box with a name in it
+LEGIBLE = 15  # pixels: the lowest box with a name in it
 FAINT = 0.55  # opacity of the hatching, so that names stay readable
 
 
@@ -36,14 +37,31 @@ class _Panel:
     rows: tuple[Row, ...]
     top: float
     scale: float
+    hints: bool
+
+    def hint(self, span: Span) -> str:
+        return hint(span) if self.hints else ""
 
     def x(self, cycle: float) -> float:
         return LEFT + cycle * self.scale
 
-    @property
+    @cached_property
     def places(self) -> dict[str, tuple[float, float]]:
         """Row -> y and height, pixels."""
-        return _places(self.rows, self.top + HEAD)
+        places: dict[str, tuple[float, float]] = {}
+        y, role = self.top + HEAD, self.rows[0].role
+        for row in self.rows:
+            y += BLOCK if row.role != role else 0
+            role = row.role
+            height = max(TALL if role == "tensor" else ROW, LEGIBLE * len(self.tracks(row)))
+            places[row.name] = (y, height)
+            y += height + GAP
+        return places
+
+    def tracks(self, row: Row) -> list[list[Span]]:
+        """What is drawn of a row, in one track, or in several where copies overlap."""
+        pieces = list(self.window.clipped(joined([span for span in row.spans if not arrives(span)])))
+        return lanes(pieces) if row.warp is None else [pieces]
 
     @property
     def bottom(self) -> float:
@@ -57,17 +75,18 @@ def draw(
     tiles: int = 1,
     predictions: Mapping[str, Prediction] | None = None,
     brief: bool = False,
+    hints: bool = True,
 ) -> str:
     """SVG of `tiles` steady tiles of every timeline, all on one scale.
 
     predictions: of cycles per tile, by kernel, for the band in the heading. brief: only the tensor pipe and the compute
-    warps, as the published figures have them.
+    warps, as the published figures have them. hints: what a box is, under the pointer; it makes the file larger.
     Raises: PictureError without timelines, or for one with fewer tiles.
     """
     several = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     if not several:
         raise PictureError("timelines: there is none to draw")
-    panels = _panels(several, tiles, brief)
+    panels = _panels(several, tiles, brief, hints)
     names = ", ".join(panel.timeline.kernel for panel in panels)
     chips = ", ".join(sorted({timeline.chip for timeline in several}))
     drawing = Drawing(
@@ -86,13 +105,13 @@ def draw(
     return drawing.svg()
 
 
-def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool) -> list[_Panel]:
+def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool, hints: bool) -> list[_Panel]:
     windows = [steady(timeline, tiles) for timeline in timelines]
     scale = WIDTH / max(window.cycles for window in windows)
     panels, top = [], 8.0
     for timeline, window in zip(timelines, windows, strict=True):
         rows = [sectioned(row) for row in rows_of(timeline) if not brief or row.role in BRIEF]
-        panel = _Panel(timeline, window, _busy(rows, window), top, scale)
+        panel = _Panel(timeline, window, _busy(rows, window), top, scale, hints)
         if not panel.rows:
             raise PictureError(f"{timeline.kernel}: nothing happens in cycles {window.begin:.0f} to {window.end:.0f}")
         panels.append(panel)
@@ -103,18 +122,6 @@ def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool) -> list[_Pan
 def _busy(rows: Sequence[Row], window: Window) -> tuple[Row, ...]:
     """The rows on which something happens within the window."""
     return tuple(row for row in rows if any(True for _ in window.clipped(row.spans)))
-
-
-def _places(rows: Sequence[Row], top: float) -> dict[str, tuple[float, float]]:
-    places: dict[str, tuple[float, float]] = {}
-    y, role = top, rows[0].role
-    for row in rows:
-        y += BLOCK if row.role != role else 0
-        role = row.role
-        height = TALL if role in ("tensor", "tma") else ROW
-        places[row.name] = (y, height)
-        y += height + GAP
-    return places
 
 
 def _count(tiles: int) -> str:
@@ -167,14 +174,13 @@ def _row(drawing: Drawing, panel: _Panel, row: Row) -> None:
     y, height = panel.places[row.name]
     name = "tensor pipe" if row.role == "tensor" else row.name.replace(" warp ", " ")
     drawing.text(LEFT - 12, y + height / 2 + 4, name, size=12, anchor="end", ink=INK)
-    pieces = list(panel.window.clipped(joined([span for span in row.spans if not arrives(span)])))
-    tracks = lanes(pieces) if row.warp is None else [pieces]  # copies overlap
+    tracks = panel.tracks(row)
     for number, track in enumerate(tracks):
         place = (y + height / len(tracks) * number, height / len(tracks))
         for span in sorted(track, key=lambda span: span.kind is not Kind.WAIT):
             _span(drawing, panel, span, place)
     for span in panel.window.clipped([span for span in row.spans if releases_s(span)]):
-        drawing.bar(panel.x(span.end) - 1.5, y - 1, 3, height + 2, RELEASE, hint=hint(span, 0))
+        drawing.bar(panel.x(span.end) - 1.5, y - 1, 3, height + 2, RELEASE, hint=panel.hint(span))
 
 
 def _span(drawing: Drawing, panel: _Panel, span: Span, place: tuple[float, float]) -> None:
@@ -183,7 +189,7 @@ def _span(drawing: Drawing, panel: _Panel, span: Span, place: tuple[float, float
         y, height = y + height * 0.32, height * 0.36
     x, end = panel.x(span.begin), panel.x(span.end)
     look: Look = look_of(span, panel.window.tile)
-    drawing.bar(x, y, max(0.8, end - x), height, look.fill, hint=hint(span, 0))
+    drawing.bar(x, y, max(0.8, end - x), height, look.fill, hint=panel.hint(span))
     if guessed(span, panel.timeline.assumed) and end - x > 2:
         drawing.hatch(x, y, end - x, height, opacity=FAINT)
     if look.text and len(look.text) * CHARACTER + 4 <= end - x and height >= LEGIBLE:

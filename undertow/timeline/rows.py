@@ -21,12 +21,12 @@ class Row:
 
     @cached_property
     def role(self) -> str:
-        """`compute` of `compute warp 4`; an engine's own name."""
-        return re.sub(r" warp \d+$", "", self.name)
+        """`compute` of `compute warp 4`, `warp` of a warp without a role; an engine's own name."""
+        return re.sub(r" (warp )?\d+$", "", self.name) if self.warp is not None else self.name
 
     @cached_property
     def warp(self) -> int | None:
-        found = re.search(r" warp (\d+)$", self.name)
+        found = re.search(r"\bwarp (\d+)$", self.name)
         return int(found[1]) if found else None
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,9 +22,14 @@ from undertow.plan.tiles import Tiling
 from undertow.timing.constants import BOTH, ConstantSpec
 
 LAUNCH_CONSTANTS: dict[str, ConstantSpec] = {
-    "cta_turnover_cycles": ConstantSpec("from the end of a CTA to the first instruction of the next on its SM", "cycles"),
-    "launch_cycles": ConstantSpec("what a launch takes beyond its CTAs, as counters of the whole chip see it", "cycles"),
+    "cta_turnover_cycles": ConstantSpec(
+        "from the end of a CTA to the first instruction of the next on its SM", "cycles"
+    ),
+    "launch_cycles": ConstantSpec(
+        "what a launch takes beyond its CTAs, as counters of the whole chip see it", "cycles"
+    ),
     "sm_clock_ghz": ConstantSpec("SM clock while such a kernel runs", "GHz", BOTH, 0.1),
+    "model_error": ConstantSpec("factor on all cycles of a CTA, for what is not modelled", "factor", BOTH, 0.1),
 }
 """What a chip file has to say beyond what the engine reads of one CTA."""
 
@@ -68,24 +74,51 @@ def tile_counts(tiling: Tiling, kv_tile: int, heads: int = 1) -> TileCounts:
     return TileCounts(unmasked * heads, (visited - unmasked) * heads)
 
 
-def work_of(grid: Grid, tiling: Tiling, heads: int = 1) -> list[TileCounts]:
-    """The work of every CTA of a launch, in the order of their numbers."""
+@dataclass(frozen=True)
+class Work:
+    """What the CTAs of a launch do. order: for each CTA, in the order of their numbers, which of `kinds` it is."""
+
+    kinds: tuple[TileCounts, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, counts: Sequence[TileCounts]) -> Work:
+        """Of the work of one CTA after another."""
+        kinds = tuple(dict.fromkeys(counts))
+        number = {kind: place for place, kind in enumerate(kinds)}
+        return cls(kinds, tuple(number[each] for each in counts))
+
+    @cached_property
+    def tiles(self) -> TileCounts:
+        """Of all CTAs together."""
+        times = np.bincount(np.array(self.order, int), minlength=len(self.kinds))
+        unmasked, masked = times @ np.array(self.kinds, int).reshape(-1, 2)
+        return TileCounts(int(unmasked), int(masked))
+
+    @property
+    def masked_share(self) -> float:
+        """Masked tiles of all tiles."""
+        return self.tiles.masked / max(1, sum(self.tiles))
+
+
+def work_of(grid: Grid, tiling: Tiling, heads: int = 1) -> Work:
+    """The work of every CTA of a launch."""
     of_tile = [tile_counts(tiling, tile, heads) for tile in range(grid.kv_tiles)]
-    return [of_tile[grid.place(number).kv_tile] for number in range(grid.num_ctas)]
+    return Work.of([of_tile[grid.place(number).kv_tile] for number in range(grid.num_ctas)])
 
 
-def launch_time(work: Sequence[TileCounts], cta: CtaTime, num_sms: int, constants: Mapping[str, float]) -> float:
+def launch_time(work: Work, cta: CtaTime, num_sms: int, constants: Mapping[str, float]) -> float:
     """Cycles of a launch: each CTA takes the SM that is free first.
 
     constants: those of LAUNCH_CONSTANTS.
     """
     turnover = constants["cta_turnover_cycles"]
-    cycles = {counts: cta.cycles(counts) + turnover for counts in set(work)}
+    cycles = [cta.cycles(counts) + turnover for counts in work.kinds]
     if len(cycles) == 1:
-        end = -(-len(work) // num_sms) * next(iter(cycles.values()))
+        end = -(-len(work.order) // num_sms) * cycles[0]
     else:
-        free = [0.0] * min(num_sms, len(work))
-        for counts in work:
-            heapq.heapreplace(free, free[0] + cycles[counts])
+        free = [0.0] * min(num_sms, len(work.order))
+        for kind in work.order:
+            heapq.heapreplace(free, free[0] + cycles[kind])
         end = max(free, default=turnover)
     return constants["launch_cycles"] + end - turnover  # nothing follows the last one

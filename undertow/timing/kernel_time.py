@@ -18,6 +18,7 @@ from undertow.timing.grid_time import CtaTime, TileCounts, solve, tile_counts
 from undertow.timing.replay import replay
 from undertow.timing.results import Timeline
 from undertow.timing.run import run
+from undertow.timing.steady import DRAIN_TILES, FILL_TILES
 from undertow.timing.trace import Trace
 
 TILE = 128
@@ -75,9 +76,10 @@ class Recorded:
 
 
 class Replayed(NamedTuple):
-    """What one draw says of a kernel. per_tile: of the longest recorded CTA, in its steady state."""
+    """What one draw says of a kernel. cycles, per_tile: of the longest recorded CTA, all and in its steady state."""
 
     cta: CtaTime
+    cycles: float
     per_tile: float
     utilisation: Mapping[str, float]
 
@@ -103,9 +105,26 @@ class Kernels:
     def _replayed(ctas: tuple[Recorded, ...], constants: Mapping[str, float], seed: int) -> Replayed:
         longest, *others = ctas
         timeline = replay(longest.trace, constants, seed, with_spans=False)
-        samples = [(longest.counts, timeline.cycles)]
-        samples += [(cta.counts, run(cta.trace, constants, seed).cycles) for cta in others]
-        return Replayed(solve(samples), timeline.cycles_per_tile, timeline.utilisation)
+        error = constants["model_error"]
+        samples = [(longest.counts, error * timeline.cycles)]
+        samples += [(cta.counts, error * run(cta.trace, constants, seed).cycles) for cta in others]
+        times = solve(samples) if others else CtaTime(samples[0][1], 0.0, 0.0)  # one alone says only what it took
+        return Replayed(times, samples[0][1], error * timeline.cycles_per_tile, timeline.utilisation)
+
+
+@dataclass(frozen=True)
+class CtaAlone:
+    """A CTA that has no tiles to speak of. Callable: its cycles."""
+
+    trace: Trace
+
+    def __call__(self, constants: Mapping[str, float], seed: int) -> dict[str, float]:
+        return {"cycles": constants["model_error"] * run(self.trace, constants, seed).cycles}
+
+
+def has_steady_state(trace: Trace) -> bool:
+    """Whether a CTA goes through enough tiles for their time to be told from that of its beginning and end."""
+    return len(trace.tile_tokens) >= FILL_TILES + DRAIN_TILES + 2
 
 
 def assumed_of(chip: Chip) -> tuple[str, ...]:
