@@ -64,7 +64,7 @@ class Shape:
         return 2.5 * 4 * self.batch * self.heads * self.seqlen**2 * HEAD_DIM * (0.5 if self.causal else 1)
 
 
-LENGTHS = {"": 8192, "2k": 2048, "32k": 32768}
+LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "32k": 32768}
 TOKENS = 2**16
 BENCH = {
     name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
@@ -126,7 +126,7 @@ class Case:
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
         packed = bool(shape.lengths)
         self.tiles = shape.seqlen // TILE + len(shape.lengths) + 1 if packed else -(-shape.seqlen // TILE)
-        floats = shape.batch * shape.heads * self.tiles * (TILE * HEAD_DIM + 8 * TILE + 2)  # as sm90.call counts them
+        floats = shape.batch * shape.heads * self.tiles * (TILE * HEAD_DIM + 8 * TILE + 10) + 4  # as sm90.call
         self.workspace = torch.empty(floats, device="cuda")
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,6 +178,11 @@ class Case:
         left, right = shape.band
         numbers = (shape.seqlen, left or 0, right or 0, self.bundle(deterministic))
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
+        items, processors = (
+            shape.batch * self.tiles * shape.kv_heads,
+            torch.cuda.get_device_properties(0).multi_processor_count,
+        )
+        numbers += (min(items, processors), items)
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
         writes = [self.dq, self.dk, self.dv]
         packings = None

@@ -9,9 +9,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from undertow.kernels.sm90.work import Items, LaunchScalars
 from undertow.kernels.sm100.bind import Channels, SharedMemory
 from undertow.kernels.sm100.context import TensorMaps
-from undertow.kernels.sm100.work import Work
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,9 @@ class LoadContext:
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
-    work: Work
+    items: Items
     maps: TensorMaps
     mTerms: cute.Tensor
-
-
-@dataclass(frozen=True)
-class ComputeContext:
-    """owner: the warpgroup, 0 or 1. thread: within it. scale_log2: softmax_scale * log2(e)."""
-
-    plan: cutlass.Constexpr
-    channels: Channels
-    smem: SharedMemory
-    owner: Int32
-    thread: Int32
-    work: Work
-    scale_log2: Float32
 
 
 @dataclass(frozen=True)
@@ -47,10 +34,23 @@ class EpilogueContext:
     smem: SharedMemory
     owner: Int32
     thread: Int32
-    work: Work
     mdK: cute.Tensor
     mdV: cute.Tensor
     softmax_scale: Float32
+
+
+@dataclass(frozen=True)
+class ComputeContext:
+    """owner: the warpgroup, 0 or 1. thread: within it."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    owner: Int32
+    thread: Int32
+    items: Items
+    leaving: EpilogueContext
+    scalars: LaunchScalars
 
 
 @dataclass(frozen=True)
@@ -65,4 +65,18 @@ class ReduceContext:
     owner: Int32
     mdQ_accumulator: cute.Tensor
     mTurns: Any
-    work: Work
+    items: Items
+
+
+@dataclass(frozen=True)
+class ScheduleContext:
+    """Numbers in, items out. mdK: (batch, seqlen_k, kv_heads, 64). mClaims: (1) i32, items claimed so far."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    scalars: LaunchScalars
+    mdK: cute.Tensor
+    query_heads: Int32
+    packings: Any
+    mClaims: cute.Tensor

@@ -34,6 +34,7 @@ from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
 
 ARCH, TARGET = "sm90", "sm_90a"
+EMULATED_MULTIPROCESSORS = 2
 SCHEDULES = ("pingpong",)
 L2_BYTES = 18 * 2**20  # of the query side of a bundle, of the 50 MB of an H200: with more, CTAs wait for memory
 WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
@@ -101,6 +102,8 @@ def launches(
 ) -> list[tuple[CompiledKernel, Launch]]:
     """Describe the launches that turn `tensors` into dq, dk, dv and dsink, in order, as `sm100.launch.launches` does.
 
+    The main kernel's are for an emulator: few CTAs, so that those of small problems have several items.
+
     Raises:
         LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
     """
@@ -111,7 +114,7 @@ def launches(
         if asked != has:
             raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
     check_tensors(compiled.plan, tensors)
-    check_scale(settings.scale, compiled.plan.dtype)
+    check_scale(settings, compiled.plan.dtype)
     work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
     described = []
     if tensors.q.numel():
@@ -127,7 +130,9 @@ def launches(
 
 
 def lse_factor(settings: Settings) -> float:
-    """-1 / (softmax_scale * log2(e)), of the float32 number that the main kernel multiplies with."""
+    """What the preprocess kernel multiplies LSE * log2(e) with, as `entry.lse_factor` has it."""
+    if settings.softcap is not None:
+        return -1.0
     return -1.0 / float(torch.tensor(settings.scale * LOG2_E, dtype=torch.float32))
 
 
@@ -136,6 +141,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     given = tensors.batched
     inputs: list[Any] = [rows(given.out, "out"), rows(given.dout, "dout"), scalars(given.lse, "lse")]
     outputs: list[Any] = [tiles(work.terms, "row terms"), tiles(work.dq_accumulator, "dQ accumulator")]
+    outputs.append(vector(work.claims, "claims"))
     if given.dlse is not None:
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
@@ -152,14 +158,32 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     )
 
 
+def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
+    """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor."""
+    items = num_items(tensors)
+    return *scalars_of(attention, tensors, settings), min(items, multiprocessors), items
+
+
+def emulated_numbers(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple:
+    """The same for an emulator, which runs one CTA as far as it gets: each may claim a fair part of the items."""
+    *others, ctas, items = numbers(attention, tensors, settings, EMULATED_MULTIPROCESSORS)
+    return *others, ctas, -(-items // max(1, ctas))
+
+
+def num_items(tensors: BackwardTensors) -> int:
+    """Key/value tiles of a launch."""
+    batch, _, kv_heads, _ = tensors.batched.k.shape
+    return Grid(kv_tiles(tensors), kv_heads, batch).num_ctas
+
+
 def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan, given = compiled.plan, tensors.batched
-    batch, _, kv_heads, _ = given.k.shape
+    *others, ctas, most_items = emulated_numbers(plan.attention, tensors, settings)
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
-        grid=(Grid(kv_tiles(tensors), kv_heads, batch).num_ctas, 1, 1),
+        grid=(ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         dynamic_smem=plan.smem_bytes,
         labels=PlanLabels(plan),
@@ -167,10 +191,13 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *(tensor_map(plan, region, given, name) for region, name in loads.items()),
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
+            vector(work.claims, "claims"),
             *([] if work.turns is None else [scalars(work.turns, "turns")]),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
-            *scalars_of(plan.attention, tensors, settings),
+            *others,
+            ctas,
+            most_items,
             *packing(given, "q"),
             *packing(given, "k"),
         ),
