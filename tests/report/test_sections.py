@@ -13,6 +13,7 @@ from tests.timeline.handmade import timeline
 from undertow.bench.records import RecordError, RecordFile
 from undertow.report import ablation, chips, errors, maps, throughput, timelines
 from undertow.report.page import Label, Section, Source, page
+from undertow.timing.constants import CONSTANTS
 from undertow.timing.published import published
 from undertow.timing.results import Prediction
 
@@ -29,7 +30,7 @@ unit = "cycles"
 source = "somebody's table"
 date = 2026-01-02
 confidence = "published"
-[constants.slow]
+[constants.mufu_latency]
 value = 50.0
 range = [50.0, 50.0]
 unit = "cycles"
@@ -201,5 +202,6 @@ def test_constants_have_their_own_labels(tmp_path):
     assert [cell.get("data-label") for cell in fast][1:4] == ["published"] * 3
     assert [cell.get("data-label") for cell in slow][1:4] == ["assumed"] * 3
     assert [cell.text for cell in fast][1:4] == ["2", "1", "3"]
-    assert "2 constants: 1 published, 1 assumed" in html
+    assert "a chip for tests. 2 constants: 1 published, 1 assumed" in html
+    assert [cell.text for cell in (*fast, *slow)][7::8] == [None, CONSTANTS["mufu_latency"].what]
     assert chips.section([]).missing
