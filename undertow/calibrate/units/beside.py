@@ -1,0 +1,151 @@
+"""What warps and tensor cores take from each other: shared memory's port, ex2, FMA.
+
+One port or two, and who wins, decides what a schedule gains; on sm_100a nobody has measured it in public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from undertow.calibrate.benchmark import SUBPARTITIONS, Benchmark, Launch, Measured, Results, between, measured
+from undertow.calibrate.probe import Probe
+from undertow.calibrate.settings import Beside, Block, Mma
+from undertow.calibrate.units.arithmetic import INSTRUCTIONS, lines
+from undertow.calibrate.units.machines import MACHINES, Machine, operand_passes
+from undertow.calibrate.units.shared import ROW, VECTOR_BYTES, load, store
+
+WARPS = 8  # that run the blocks
+GROUP, COUNT = 32, 64
+WINDOW = 1000  # cycles of the others per group, which takes at least 32 * 32
+SETTLED = 5000  # cycles from the begin on that do not count
+COLUMNS = (128, 64)
+LINES = 8
+PASSES = {"store": 4, "load_lanes": 4, "load_uniform": 2}  # of a 128-bit access by a warp
+FULL = 0.9  # of the port: whoever asks for more than is left competes
+SMEM_OF_BLOCKS = 8192
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What both sides got. interval: cycles per matrix instruction. per_cycle: warp instructions of the others, per SM."""
+
+    interval: np.ndarray
+    per_cycle: np.ndarray
+
+
+def _memory(at: int) -> dict[str, Block]:
+    return {
+        "store": Block(tuple(store(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES, offset=at),
+        "load_lanes": Block(tuple(load(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES, offset=at),
+        "load_uniform": Block(tuple(load(i, VECTOR_BYTES) for i in range(LINES)), offset=at),
+    }
+
+
+ARITHMETIC = {"mufu": Block(lines(INSTRUCTIONS["mufu"], 32)), "fma": Block(lines(INSTRUCTIONS["fma"], 64))}
+
+
+def benchmarks(arch: str) -> tuple[Benchmark, ...]:
+    """Of an architecture."""
+    m = MACHINES[arch]
+    places = ("shared", m.elsewhere)
+    memory = [(name, block, a, n) for n in COLUMNS for a in places for name, block in _memory(m.blocks_at).items()]
+    arithmetic = [(name, block, a, 128) for a in places for name, block in ARITHMETIC.items()]
+    alone = tuple(_launch(m, "none", Block(()), a, n) for n in COLUMNS for a in places)
+    return (
+        Benchmark(
+            "shared-port",
+            "operand reads of the tensor cores beside loads and stores: one port or two, and who wins",
+            (*alone, *(_launch(m, *of) for of in memory)),
+            lambda results: _port_of(m, results),
+        ),
+        Benchmark(
+            "arithmetic-beside-mma",
+            "ex2 and FMA while the tensor cores work, and what they take from them",
+            (*alone, *(_launch(m, *of) for of in arithmetic)),
+            lambda results: _arithmetic_of(m, results),
+        ),
+    )
+
+
+def _launch(m: Machine, name: str, block: Block, a: str, n: int) -> Launch:
+    mma = Mma(n, a, GROUP, m.issuers)
+    threads = m.threads * m.issuers + 32 * WARPS
+    slots = m.issuers * (COUNT + 1) + 3 * WARPS
+    settings = Beside(mma, block, WARPS, WINDOW)
+    smem = m.blocks_at + SMEM_OF_BLOCKS
+    return Launch(Probe(f"beside_{name}_{a}_n{n}", f"{m.module}.beside", threads, slots, smem, settings), COUNT)
+
+
+def rates(m: Machine, results: np.ndarray, instructions: int) -> Rates:
+    """Of the time in which both were at work. instructions: of a warp in a block."""
+    issued = results[..., : m.issuers * (COUNT + 1)].reshape(*results.shape[:2], m.issuers, COUNT + 1)
+    others = results[..., m.issuers * (COUNT + 1) :].reshape(*results.shape[:2], WARPS, 3)
+    begin, end = others[..., 0].min(-1) + SETTLED, others[..., 1].max(-1)
+    inside = (issued >= begin[..., None, None]) & (issued <= end[..., None, None])
+    first, last = np.where(inside, issued, np.iinfo(np.int64).max).min(-1), np.where(inside, issued, 0).max(-1)
+    groups = inside.sum(-1) - 1
+    per_issuer = (last - first) / (groups * GROUP)
+    runs = others[..., 2].sum(-1) * instructions
+    return Rates(1 / (1 / per_issuer).sum(-1), runs / (others[..., 1] - others[..., 0]).mean(-1))
+
+
+def _port_of(m: Machine, results: Results) -> list[Measured]:
+    found, sums, pressed, delays = [], [], [], []
+    load_shares: list[float] = []
+    for n in COLUMNS:
+        for a in ("shared", m.elsewhere):
+            alone = rates(m, results[f"beside_none_{a}_n{n}-1"], 0).interval
+            found.append(measured(f"mma_interval_{a}_n{n}_alone", alone, "cycles", "nobody else", False))
+            for name, passes in PASSES.items():
+                both = rates(m, results[f"beside_{name}_{a}_n{n}-1"], LINES)
+                of_mma = operand_passes(m, n, a) / both.interval
+                of_others = both.per_cycle * passes
+                about = f"{WARPS} warps of {name.replace('_', ' ')}, 128-bit"
+                found += [
+                    measured(f"mma_interval_{a}_n{n}_beside_{name}", both.interval, "cycles", about, False),
+                    measured(f"{name}_passes_beside_mma_{a}_n{n}", of_others, "passes/cycle", about, False),
+                ]
+                ratio = float(np.median(of_mma) / np.median(of_others))
+                total = float(np.median(of_mma + of_others))
+                sums.append(total)
+                if total > FULL:
+                    pressed.append(ratio)
+                elif name != "store":
+                    load_shares.append(float(np.median(of_others)))
+                if name == "store" and a != "shared":
+                    delays.append(float(np.median(both.interval - alone) / np.median(of_others * both.interval)))
+    shares = float(max(sums) <= 1.05)
+    how = f"passes of both together, most in {len(sums)} pairs: {max(sums):.3f} a cycle; a port has 1"
+    found.append(Measured("mma_shares_port", shares, shares, shares, "switch", how))
+    if pressed and shares:
+        found.append(_median("mma_grants_per_other", pressed, "grants", "passes of operands to others', full port"))
+    if load_shares:
+        found.append(_median("load_share_beside_mma", load_shares, "share", "loads where the port is not full"))
+    if m.module == "wgmma":
+        found.append(between("mma_delay_per_store_pass", delays, "cycles", "stores beside n = 128 and 64, a in registers"))
+    return found
+
+
+def _median(name: str, values: list[float], unit: str, how: str) -> Measured:
+    return between(name, [float(np.median(values)), *values], unit, how)
+
+
+def _arithmetic_of(m: Machine, results: Results) -> list[Measured]:
+    found = []
+    for name, block in ARITHMETIC.items():
+        intervals, delays = [], []
+        for a in ("shared", m.elsewhere):
+            alone = rates(m, results[f"beside_none_{a}_n128-1"], 0).interval
+            both = rates(m, results[f"beside_{name}_{a}_n128-1"], len(block.text))
+            intervals.append(float(np.median(SUBPARTITIONS / both.per_cycle)))
+            delays.append(float(np.median((both.interval - alone) / (both.per_cycle * both.interval))))
+            found.append(
+                measured(f"mma_interval_{a}_n128_beside_{name}", both.interval, "cycles", f"{WARPS} warps of {name}", False)
+            )
+        how = f"{WARPS} warps beside n = 128, a in shared memory, {m.elsewhere}"
+        found.append(between(f"{name}_interval_beside_mma", intervals, "cycles", how))
+        if name == "fma":
+            found.append(between("mma_delay_per_fma", [max(0.0, x) for x in delays], "cycles", how))
+    return found
