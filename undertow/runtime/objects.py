@@ -53,7 +53,8 @@ def is_compiled(architecture: Architecture, variant: Any) -> bool:
     if is_loaded(architecture, variant):
         return True
     name = _name(architecture, variant)
-    key = object_key(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
+    about = (architecture.kernels, variant), _build(architecture, variant), variant.events
+    key = object_key(name, architecture.target, *about)
     return cache.look_up(name, key) is not None
 
 
@@ -65,7 +66,8 @@ def precompile(architecture: Architecture, variant: Any) -> cache.Entry:
     if apart.is_patched() and not is_compiled(architecture, variant):
         return apart.precompile_apart(architecture, variant)
     name = _name(architecture, variant)
-    return compile_object(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
+    about = (architecture.kernels, variant), _build(architecture, variant), variant.events
+    return compile_object(name, architecture.target, *about)
 
 
 def forget() -> None:
