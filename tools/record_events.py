@@ -42,7 +42,7 @@ def problem(batch: int, seqlen: int, heads: int) -> BackwardTensors:
 
 def planned(arch: Architecture, tensors: BackwardTensors, schedule: str | None, events: bool) -> device.LaunchPlan:
     """The launch of a call, with spans or without."""
-    settings, call = Settings(scale=HEAD_DIM**-0.5), arch.call
+    settings, call = Settings(), arch.call
     variant = replace(call.variant_of(schedule, tensors, settings), events=events)
     sms = device.properties(torch.cuda.current_device()).multiprocessors
     numbers = call.numbers_of(variant, tensors, settings, sms)

@@ -26,13 +26,15 @@ class Block:
 class HandOff:
     """Warps that arrive at an mbarrier, and warps that wait for it.
 
-    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next.
+    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. hinted: who waits
+    tells how long it may be suspended, as the DSL's waits do.
     """
 
     arriving: int
     waiting: int
     delay: int = 400
     skew: int = 0
+    hinted: bool = True
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,24 @@ def hand_off(s: Constexpr, c: Context, count: Int32):
             arrive(address, first_lane())
             c.record(trip * warps + warp, before, first_lane())
         else:
-            cute.arch.mbarrier_wait(ready, trip & 1)
+            if cutlass.const_expr(s.hinted):
+                cute.arch.mbarrier_wait(ready, trip & 1)
+            else:
+                wait_without_hint(address, trip & 1)
             c.record(trip * warps + warp, clock(), first_lane())
 
 
 def arrive(address: Int32, when: Boolean) -> None:
     """Arrive at an mbarrier, without a branch."""
     cute.arch.inline_ptx("mbarrier.arrive.shared::cta.b64 _, [{$r0}];", read_only_args=[address], predicate=when)
+
+
+def wait_without_hint(address: Int32, parity: Int32) -> None:
+    """Try again and again."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra AGAIN; }",
+        read_only_args=[address, parity],
+    )
 
 
 @cute.jit

@@ -21,10 +21,10 @@ GROUP, COUNT = 32, 64
 WINDOW = 1000  # cycles of the others per group, which takes at least 32 * 32
 SETTLED = 5000  # cycles from the begin on that do not count
 COLUMNS = (128, 64)
-LINES = 8
+LINES = 32
 PASSES = {"store": 4, "load_lanes": 4, "load_uniform": 2}  # of a 128-bit access by a warp
-FULL = 0.9  # of the port: whoever asks for more than is left competes
-SMEM_OF_BLOCKS = 8192
+FULL = 0.9  # of the port
+SMEM_OF_BLOCKS = 32 * ROW
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _memory(at: int) -> dict[str, Block]:
     }
 
 
-ARITHMETIC = {"mufu": Block(lines(INSTRUCTIONS["mufu"], 32)), "fma": Block(lines(INSTRUCTIONS["fma"], 64))}
+ARITHMETIC = {"mufu": Block(lines(INSTRUCTIONS["mufu"], 32)), "fma": Block(lines(INSTRUCTIONS["fma"], 128))}
 
 
 def benchmarks(arch: str) -> tuple[Benchmark, ...]:
@@ -110,9 +110,9 @@ def _port_of(m: Machine, results: Results) -> list[Measured]:
                 ratio = float(np.median(of_mma) / np.median(of_others))
                 total = float(np.median(of_mma + of_others))
                 sums.append(total)
-                if total > FULL:
+                if np.median(operand_passes(m, n, a) / alone) > FULL:  # they could use all of it
                     pressed.append(ratio)
-                elif name != "store":
+                elif total < FULL and name != "store":
                     load_shares.append(float(np.median(of_others)))
                 if name == "store" and a != "shared":
                     delays.append(float(np.median(both.interval - alone) / np.median(of_others * both.interval)))
@@ -120,7 +120,7 @@ def _port_of(m: Machine, results: Results) -> list[Measured]:
     how = f"passes of both together, most in {len(sums)} pairs: {max(sums):.3f} a cycle; a port has 1"
     found.append(Measured("mma_shares_port", shares, shares, shares, "switch", how))
     if pressed and shares:
-        found.append(_median("mma_grants_per_other", pressed, "grants", "passes of operands to others', full port"))
+        found.append(_median("mma_grants_per_other", pressed, "grants", "passes of operands per pass of others, where operands alone fill the port"))
     if load_shares:
         found.append(_median("load_share_beside_mma", load_shares, "share", "loads where the port is not full"))
     if m.module == "wgmma":

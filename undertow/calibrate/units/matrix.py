@@ -20,7 +20,7 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
     m = MACHINES[arch]
     kinds = [(a, n) for a in ("shared", m.elsewhere) for n in COLUMNS]
     latencies = tuple(_latency(m, Mma(n, a, group)) for a, n in kinds for group in GROUPS)
-    one_by_one = Probe("mma_issue", f"{m.module}.issue", m.threads, 1 + ISSUED, m.smem, Mma(128, "shared", ISSUED))
+    one_by_one = tuple(_issue(m, Mma(n, a, ISSUED)) for a, n in kinds)
     return (
         Benchmark(
             "mma-interval",
@@ -31,7 +31,7 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
         Benchmark(
             "mma-latency",
             f"from the issue of {', '.join(map(str, GROUPS))} until they are done, fill and tail of one; issuing",
-            (*latencies, Launch(one_by_one, 1)),
+            (*latencies, *one_by_one),
             lambda results: _latencies_of(m, kinds, results),
         ),
     )
@@ -45,6 +45,10 @@ def _interval(m: Machine, s: Mma) -> Launch:
 def _latency(m: Machine, s: Mma) -> Launch:
     name = f"mma_latency_{s.a}_n{s.n}_x{s.group}"
     return Launch(Probe(name, f"{m.module}.latency", m.threads, 2 * TRIPS, m.smem, s), TRIPS)
+
+
+def _issue(m: Machine, s: Mma) -> Launch:
+    return Launch(Probe(f"mma_issue_{s.a}_n{s.n}", f"{m.module}.issue", m.threads, 1 + ISSUED, m.smem, s), 1)
 
 
 def _intervals_of(m: Machine, kinds: list, results: Results) -> list[Measured]:
@@ -70,8 +74,7 @@ def _latencies_of(m: Machine, kinds: list, results: Results) -> list[Measured]:
         beyond.setdefault(a, []).append(first - (last - first) / (GROUPS[-1] - GROUPS[0]))
     how = "from issue until done of one instruction, less its interval; n = 128 and 64"
     found += [between(f"mma_fill_and_tail_{a}", values, "cycles", how) for a, values in beyond.items()]
-    clocks = results["mma_issue-1"]
-    return [*found, *_issue_of(m, clocks[..., 1:] - clocks[..., :-1])]
+    return [*found, *_issue_of(m, kinds, results)]
 
 
 def _trips(results: np.ndarray) -> np.ndarray:
@@ -80,14 +83,17 @@ def _trips(results: np.ndarray) -> np.ndarray:
     return trips[..., 1] - trips[..., 0]
 
 
-def _issue_of(m: Machine, gaps: np.ndarray) -> list[Measured]:
+def _issue_of(m: Machine, kinds: list, results: Results) -> list[Measured]:
     """From the gaps between instructions that are issued in a row, the first of which find room."""
-    median = np.median(gaps, axis=(0, 1))
-    waits = median > median[-4:].mean() / 2
-    room = int(np.argmax(waits)) if waits.any() else len(median)
-    free = median[:room] if room else median
-    how = "the clock between n = 128 instructions that one warp issues in a row"
+    rooms, free = [], []
+    for a, n in kinds:
+        clocks = results[f"mma_issue_{a}_n{n}-1"]
+        gaps = np.median(clocks[..., 1:] - clocks[..., :-1], axis=(0, 1))
+        waits = gaps > gaps[-4:].mean() / 2
+        rooms.append(int(np.argmax(waits)) if waits.any() else len(gaps))
+        free.append(float(np.median(gaps[1 : max(rooms[-1], 2)])))
+    how = f"the clock between instructions that one warp issues in a row; {', '.join(f'{a} n = {n}' for a, n in kinds)}"
     return [
-        measured(f"{m.module}_issue_interval", free, "cycles", f"{how}: those that do not wait"),
-        Measured(f"{m.module}_in_flight", max(room, 1), max(room - 1, 1), room + 1, "instructions", f"{how}: before one waits"),
+        between(f"{m.module}_issue_interval", free, "cycles", f"{how}: those that do not wait"),
+        between(f"{m.module}_in_flight", [float(max(room, 1)) for room in rooms], "instructions", f"{how}: before one waits"),
     ]

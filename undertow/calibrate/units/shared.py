@@ -45,9 +45,13 @@ CHASES = {
     "vector_uniform": (0, "ld.volatile.shared.v4.b32 {x0, t1, t2, t3}, [x0];"),
     "vector_lanes": (16, "ld.volatile.shared.v4.b32 {x0, t1, t2, t3}, [x0];"),
 }
+WORK = ("fma.rn.f32 x0, x0, x0, x0;",) * 32  # a chain, which a fence stands before
 FENCES = {
-    "fence": ("fence.proxy.async.shared::cta;",) * 8,
+    "work": WORK,
+    "fence": ("fence.proxy.async.shared::cta;", *WORK),
+    "fences": ("fence.proxy.async.shared::cta;",) * 8,
     "fence_device": ("fence.acq_rel.gpu;",) * 8,
+    "fence_all_proxies": ("fence.proxy.async;",) * 8,
     "stores": tuple(store(i, ROW) for i in range(STORES)),
     "stores_fence": (*(store(i, ROW) for i in range(STORES)), "fence.proxy.async.shared::cta;"),
     "store_fence": ("st.volatile.shared.b32 [ADDRESS], x0;", "fence.proxy.async.shared::cta;"),
@@ -130,11 +134,17 @@ def _latencies_of(results: Results) -> list[Measured]:
 
 def _fences_of(results: Results) -> list[Measured]:
     per_block = {name: cycles(results[f"fence_{name}-1"]) / COUNT for name in FENCES}
-    fence = per_block["fence"] / 8
-    drained = per_block["store_fence"] - fence - 1
+    fence, in_a_row = per_block["fence"] - per_block["work"], per_block["fences"] / 8
+    drained = per_block["store_fence"] - in_a_row - 1
+    device = [float(np.median(per_block[name])) / 8 for name in ("fence_device", "fence_all_proxies")]
     return [
-        measured("shared_fence_cycles", fence, "cycles", "fence.proxy.async.shared::cta with nothing before it"),
-        measured("device_fence_cycles", per_block["fence_device"] / 8, "cycles", "fence.acq_rel.gpu, nothing before"),
+        measured(
+            "shared_fence_cycles",
+            np.stack([fence, fence, in_a_row]),
+            "cycles",
+            "fence.proxy.async.shared::cta with nothing to wait for, in a chain of fma; the upper end: in a row",
+        ),
+        between("device_fence_cycles", device, "cycles", "fence.acq_rel.gpu, and fence.proxy.async of all spaces"),
         measured("shared_store_latency", drained, "cycles", "a 32-bit store and a fence, less the fence and a pass"),
         measured("four_stores_and_fence", per_block["stores_fence"], "cycles", "one warp, 128-bit stores", False),
         measured("four_stores", per_block["stores"], "cycles", "the same without the fence", False),

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from undertow.calibrate.benchmark import Benchmark, Launch, Measured, Results, cycles, measured
+from undertow.calibrate.benchmark import Benchmark, Launch, Measured, Results, between, cycles, measured
 from undertow.calibrate.probe import Probe
 from undertow.calibrate.settings import Block, HandOff, Release
 
 TRIPS = 64
 COUNT = 200
 WARPS = 8  # of our compute warps
-SKEW = 60  # cycles from one warp to the next, more than a warp needs to arrive
+SKEW = 200  # cycles from one warp to the next, more than a warp needs to arrive
 FIRST_LANE = "elect.sync _|p, 0xffffffff;"
 INIT = (FIRST_LANE, "@p mbarrier.init.shared::cta.b64 [ADDRESS], 1;")
+INIT_MANY = (FIRST_LANE, f"@p mbarrier.init.shared::cta.b64 [ADDRESS], {2**20 - 1};")  # more than ever arrive
 ARRIVE = "@p mbarrier.arrive.shared::cta.b64 _, [ADDRESS];"
 HAND_OFFS = {
     "one_to_one": HandOff(1, 1),
+    "without_hint": HandOff(1, 1, hinted=False),
     "eight_to_one": HandOff(WARPS, 1, skew=SKEW),
     "eight_at_once_to_one": HandOff(WARPS, 1),
     "one_to_eight": HandOff(1, WARPS),
@@ -27,9 +29,11 @@ BLOCKS = {  # name: block, warps, instructions in it
         1,
         16,
     ),
-    "arrive": (Block((FIRST_LANE, *(ARRIVE,) * 32), INIT), 1, 32),
-    "arrive_all": (Block((FIRST_LANE, *(ARRIVE,) * 32), INIT, warp_stride=8), 16, 32),
-    "warp_sync": (Block(("bar.warp.sync 0xffffffff;",) * 64), 1, 64),
+    "arrive": (Block((FIRST_LANE, *(ARRIVE,) * 32), INIT_MANY), 1, 32),
+    "arrive_all": (Block((FIRST_LANE, *(ARRIVE,) * 32), INIT_MANY, warp_stride=8), 16, 32),
+    "complete": (Block((FIRST_LANE, *(ARRIVE,) * 32), INIT), 1, 32),
+    "complete_all": (Block((FIRST_LANE, *(ARRIVE,) * 32), INIT, warp_stride=8), 16, 32),
+    "warp_sync": (Block(("bar.warp.sync 0xffffffff;",) * 256), 1, 256),
     "barrier_arrive": (Block(("barrier.cta.arrive.aligned 1, 32;",) * 32), 1, 32),
     **{
         f"barrier_{warps}": (Block((f"barrier.cta.sync.aligned 1, {32 * warps};",) * 64), warps, 64)
@@ -48,13 +52,13 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
         Benchmark(
             "mbarrier",
             "from an arrival to a warp that has waited for it; a wait that is over at once; arriving",
-            (*hand_offs, *blocks[:3]),
+            (*hand_offs, *blocks[:5]),
             _mbarriers_of,
         ),
         Benchmark(
             "named-barrier",
             "eight skewed warps: from the last arrival to the first and the last that go on; back to back; warp sync",
-            (*releases, *blocks[3:]),
+            (*releases, *blocks[5:]),
             _barriers_of,
         ),
     )
@@ -85,9 +89,10 @@ def hand_off_cycles(results: np.ndarray, s: HandOff) -> np.ndarray:
 
 def _mbarriers_of(results: Results) -> list[Measured]:
     each = {name: hand_off_cycles(results[f"hand_off_{name}-1"], s) for name, s in HAND_OFFS.items()}
-    per = _per_instruction(results, ("ready_wait", "arrive", "arrive_all"))
+    per = _per_instruction(results, ("ready_wait", "arrive", "arrive_all", "complete", "complete_all"))
     ways = {
         "one_to_one": "one warp to one",
+        "without_hint": "one warp to one that gives no hint how long it may be suspended",
         "eight_to_one": f"eight warps, {SKEW} cycles apart, to one",
         "eight_at_once_to_one": "eight warps at once to one",
     }
@@ -101,9 +106,15 @@ def _mbarriers_of(results: Results) -> list[Measured]:
         measured("mbarrier_hand_off_one_to_eight", to_eight.mean(-1), "cycles", "one warp to eight, their mean", False),
         measured("mbarrier_hand_off_to_last", to_eight.max(-1), "cycles", "one warp to eight, the last of them", False),
         measured("mbarrier_ready_wait", per["ready_wait"], "cycles", "try_wait and a branch, one after another"),
-        measured("mbarrier_arrive_cycles", per["arrive"], "cycles", "arrivals of one lane, one after another"),
-        measured("mbarrier_unit_interval", per["arrive_all"] / 16, "cycles", "16 warps arrive at barriers of their own"),
+        _both("mbarrier_arrive_cycles", per["arrive"], per["complete"], "arrivals of one lane, one after another"),
+        _both("mbarrier_unit_interval", per["arrive_all"] / 16, per["complete_all"] / 16, "16 warps arrive, each elsewhere"),
     ]
+
+
+def _both(name: str, pending: np.ndarray, completing: np.ndarray, how: str) -> Measured:
+    """Arrivals of which none completes a phase, and those of which each does."""
+    values = [float(np.median(each)) for each in (pending, completing)]
+    return between(name, values, "cycles", f"{how}: {values[0]:.2f} each, {values[1]:.2f} if each completes a phase")
 
 
 def _barriers_of(results: Results) -> list[Measured]:
@@ -111,7 +122,7 @@ def _barriers_of(results: Results) -> list[Measured]:
         results[f"{name}-1"].reshape(*results[f"{name}-1"].shape[:2], TRIPS, WARPS, 2)[:, :, 2:]
         for name in ("release", "release_without")
     )
-    word = np.median(without[..., 1] - without[..., 0])
+    word = np.median(without[..., 1] - without[..., 0], axis=(0, 1, 2))
     after = with_barrier[..., 1] - with_barrier[..., 0].max(-1, keepdims=True) - word
     first, last = after.min(-1), after.max(-1)
     per = _per_instruction(results, tuple(name for name in BLOCKS if name.startswith(("barrier", "warp_sync"))))
