@@ -48,6 +48,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "timing": ({"cache", "cases", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
     "timeline": ({"cases", "emulator", "plan", "timing"}, {"numpy", "perfetto"}),
+    "calibrate": ({"cache", "kernels", "plan", "runtime", "timing"}, {"cutlass", "numpy", "torch"}),
     "pool": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),

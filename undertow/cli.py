@@ -35,6 +35,7 @@ COMMANDS = {  # name: (module, one line of help)
     "sweep": ("undertow.commands.sweep", "judge every configuration: 124 cells, all schedules, under all observers"),
     "mutate": ("undertow.commands.mutate", "take one synchronisation away at a time: which of them are needed"),
     "bench": ("undertow.commands.bench", "time the backward pass on this GPU, beside the libraries that are installed"),
+    "calibrate": ("undertow.commands.calibrate", "measure the constants of a chip file on this GPU"),
     "precompile": ("undertow.commands.precompile", "have kernels compiled before they are needed, without a GPU"),
     "doctor": ("undertow.commands.doctor", "is this machine fit, and what would run on it"),
 }

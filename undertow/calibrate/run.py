@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from undertow.calibrate.benchmark import ALL, Launch, Results
+from undertow.calibrate.chipfile import CalibrationError
 from undertow.calibrate.probe import compile_call
 from undertow.kernels.compile import OBJECT
 from undertow.runtime.architectures import ARCHITECTURES
@@ -19,10 +20,6 @@ from undertow.runtime.device import properties
 from undertow.runtime.objects import load_object
 
 REPETITIONS = 7  # that count, after a launch that brings code and data into the caches
-
-
-class NoDeviceError(ValueError):
-    """There is no GPU that the probes can run on; the message says what is needed."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +34,11 @@ class Gpu:
 def current_gpu() -> Gpu:
     """The current CUDA device.
 
-    Raises: NoDeviceError where there is none, or one of another architecture.
+    Raises: CalibrationError where there is none, or one of another architecture.
     """
     known = ", ".join(f"{'.'.join(map(str, row.capability))} ({row.target})" for row in ARCHITECTURES.values())
     if not torch.cuda.is_available():
-        raise NoDeviceError(
+        raise CalibrationError(
             f"torch {torch.__version__} has no CUDA device: constants are measured on a GPU of compute capability {known}; "
             "without one --list names the benchmarks and --compile-only compiles them"
         )
@@ -50,7 +47,7 @@ def current_gpu() -> Gpu:
         if row.capability == found.capability:
             return Gpu(found.name, found.multiprocessors, row.target)
     has = ".".join(map(str, found.capability))
-    raise NoDeviceError(f"{found.name} has compute capability {has}: there are benchmarks for {known}")
+    raise CalibrationError(f"{found.name} has compute capability {has}: there are benchmarks for {known}")
 
 
 def results_of(gpu: Gpu, launches: Iterable[Launch], repetitions: int = REPETITIONS) -> Results:
