@@ -6,6 +6,7 @@ turns them into cycles.
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
 from collections.abc import Iterable, Mapping
@@ -33,12 +34,13 @@ class Source:
 
 
 def read_timeline(path: Path, source: Source, cta: int | None = None) -> Timeline:
-    """The last launch of the plan's kernel in a trace. cta: which CTA, the first that was recorded if None.
+    """The last launch of the plan's kernel in a trace, which may be gzipped. cta: the first that was recorded if None.
 
     Raises: RecordError.
     """
     try:
-        trace = json.loads(path.read_text())
+        content = path.read_bytes()
+        trace = json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
         return timeline_of(trace, source, cta)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RecordError(f"{path}: {error}") from error

@@ -10,7 +10,8 @@ class Block:
     """A block of instructions, in PTX: see `probes.loops`. setup: what every thread executes once before.
 
     lane_stride, warp_stride: bytes from lane to lane and from warp to warp of ADDRESS, which begins at `offset`
-    of shared memory. tensor: ADDRESS is the warp's lanes of tensor memory instead. every: only every so manieth warp runs it.
+    of shared memory. space: of ADDRESS; `tensor`: the warp's lanes of tensor memory; `global`: the CTA's part of the
+    buffer, `offset` bytes long. every: only every so manieth warp runs it.
     """
 
     text: tuple[str, ...]
@@ -18,7 +19,7 @@ class Block:
     lane_stride: int = 0
     warp_stride: int = 0
     offset: int = 0
-    tensor: bool = False
+    space: str = "shared"
     every: int = 1
 
 

@@ -72,18 +72,21 @@ def initial_state() -> cute.Tensor:
     return state
 
 
-def block_address(s: Block, c: Context, warp: Int32) -> Int32:
-    """The thread's ADDRESS in shared memory."""
+def block_address(s: Block, c: Context, warp: Int32) -> Int32 | Int64:
+    """The thread's ADDRESS in shared or in global memory."""
+    if s.space == "global":
+        within = cute.arch.block_idx()[0] * s.offset + warp * s.warp_stride + cute.arch.lane_idx() * s.lane_stride
+        return c.data.iterator.toint() + Int64(within)
     return held(c.smem().toint() + s.offset + warp * s.warp_stride + cute.arch.lane_idx() * s.lane_stride)
 
 
-def run_setup(s: Block, address: Int32) -> None:
+def run_setup(s: Block, address: Int32 | Int64) -> None:
     """What comes once before the loop, by every thread."""
     if s.setup:
         cute.arch.inline_ptx(f"{{ .reg .pred p; {_text(s.setup, 0)}}}", read_only_args=[address])
 
 
-def run_block(s: Block, state: cute.Tensor, address: Int32) -> None:
+def run_block(s: Block, state: cute.Tensor, address: Int32 | Int64) -> None:
     """One block, on the state in registers."""
     before = "".join(f"mov.b32 x{i}, {{$r{i}}}; " for i in range(NUM_STATE))
     after = "".join(f"mov.b32 {{$w{i}}}, x{i}; " for i in range(NUM_STATE))

@@ -24,6 +24,7 @@ COLUMNS = (128, 64)
 LINES = 32
 PASSES = {"store": 4, "load_lanes": 4, "load_uniform": 2}  # of a 128-bit access by a warp
 FULL = 0.9  # of the port
+ONE_PORT = 1.05  # passes per cycle that two ports would exceed, and one cannot
 SMEM_OF_BLOCKS = 32 * ROW
 
 
@@ -43,7 +44,10 @@ def _memory(at: int) -> dict[str, Block]:
     }
 
 
-ARITHMETIC = {"mufu": Block(lines(INSTRUCTIONS["mufu"], 32)), "fma": Block(lines(INSTRUCTIONS["fma"], 128))}
+ARITHMETIC = {  # the longer the block, the less often a warp leaves the issue slot to another one
+    "mufu": (Block(lines(INSTRUCTIONS["mufu"], 32)),),
+    "fma": (Block(lines(INSTRUCTIONS["fma"], 64)), Block(lines(INSTRUCTIONS["fma"], 128))),
+}
 
 
 def benchmarks(arch: str) -> tuple[Benchmark, ...]:
@@ -51,7 +55,9 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
     m = MACHINES[arch]
     places = ("shared", m.elsewhere)
     memory = [(name, block, a, n) for n in COLUMNS for a in places for name, block in _memory(m.blocks_at).items()]
-    arithmetic = [(name, block, a, 128) for a in places for name, block in ARITHMETIC.items()]
+    arithmetic = [
+        (_named(name, block), block, a, 128) for a in places for name, blocks in ARITHMETIC.items() for block in blocks
+    ]
     alone = tuple(_launch(m, "none", Block(()), a, n) for n in COLUMNS for a in places)
     return (
         Benchmark(
@@ -67,6 +73,10 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
             lambda results: _arithmetic_of(m, results),
         ),
     )
+
+
+def _named(name: str, block: Block) -> str:
+    return f"{name}_x{len(block.text)}"
 
 
 def _launch(m: Machine, name: str, block: Block, a: str, n: int) -> Launch:
@@ -92,60 +102,70 @@ def rates(m: Machine, results: np.ndarray, instructions: int) -> Rates:
 
 
 def _port_of(m: Machine, results: Results) -> list[Measured]:
-    found, sums, pressed, delays = [], [], [], []
-    load_shares: list[float] = []
+    found: list[Measured] = []
+    sums, free_loads, delays = [], [], []
+    wins: dict[str, list[float]] = {name: [] for name in PASSES}
     for n in COLUMNS:
         for a in ("shared", m.elsewhere):
             alone = rates(m, results[f"beside_none_{a}_n{n}-1"], 0).interval
             found.append(measured(f"mma_interval_{a}_n{n}_alone", alone, "cycles", "nobody else", False))
             for name, passes in PASSES.items():
                 both = rates(m, results[f"beside_{name}_{a}_n{n}-1"], LINES)
-                of_mma = operand_passes(m, n, a) / both.interval
-                of_others = both.per_cycle * passes
+                others = both.per_cycle * passes
                 about = f"{WARPS} warps of {name.replace('_', ' ')}, 128-bit"
                 found += [
                     measured(f"mma_interval_{a}_n{n}_beside_{name}", both.interval, "cycles", about, False),
-                    measured(f"{name}_passes_beside_mma_{a}_n{n}", of_others, "passes/cycle", about, False),
+                    measured(f"{name}_passes_beside_mma_{a}_n{n}", others, "passes/cycle", about, False),
                 ]
-                ratio = float(np.median(of_mma) / np.median(of_others))
-                total = float(np.median(of_mma + of_others))
-                sums.append(total)
+                operands = operand_passes(m, n, a) / both.interval
+                sums.append(float(np.median(operands + others)))
                 if np.median(operand_passes(m, n, a) / alone) > FULL:  # they could use all of it
-                    pressed.append(ratio)
-                elif total < FULL and name != "store":
-                    load_shares.append(float(np.median(of_others)))
+                    wins[name].append(float(np.median(operands / others)))
+                elif sums[-1] < FULL and name != "store":
+                    free_loads.append(float(np.median(others)))
                 if name == "store" and a != "shared":
-                    delays.append(float(np.median(both.interval - alone) / np.median(of_others * both.interval)))
-    shares = float(max(sums) <= 1.05)
-    how = f"passes of both together, most in {len(sums)} pairs: {max(sums):.3f} a cycle; a port has 1"
-    found.append(Measured("mma_shares_port", shares, shares, shares, "switch", how))
-    if pressed and shares:
-        found.append(_median("mma_grants_per_other", pressed, "grants", "passes of operands per pass of others, where operands alone fill the port"))
-    if load_shares:
-        found.append(_median("load_share_beside_mma", load_shares, "share", "loads where the port is not full"))
-    if m.module == "wgmma":
-        found.append(between("mma_delay_per_store_pass", delays, "cycles", "stores beside n = 128 and 64, a in registers"))
+                    delays.append(float(np.median((both.interval - alone) / (others * both.interval))))
+    return [*found, *_of_the_port(sums, wins, free_loads), *_of_the_stores(m, delays)]
+
+
+def _of_the_port(sums: list[float], wins: dict[str, list[float]], free_loads: list[float]) -> list[Measured]:
+    """sums: passes per cycle of each pair. wins: of operands per pass of others, where operands could use all."""
+    shares = float(max(sums) <= ONE_PORT)
+    how = f"passes of both together, most in {len(sums)} pairs: {max(sums):.3f} a cycle; one port has 1"
+    found = [Measured("mma_shares_port", shares, shares, shares, "switch", how)]
+    everybody = [*wins["store"], *wins["load_lanes"], *wins["load_uniform"]]
+    if everybody and shares:
+        how = "passes of operands per pass of stores, where operands alone fill the port; the range: of loads, too"
+        found.append(between("mma_grants_per_other", [float(np.median(wins["store"])), *everybody], "grants", how))
+    if free_loads:
+        how = "passes of loads per cycle where neither they nor the operands need all of the port"
+        found.append(between("load_share_beside_mma", [float(np.median(free_loads)), *free_loads], "share", how))
     return found
 
 
-def _median(name: str, values: list[float], unit: str, how: str) -> Measured:
-    return between(name, [float(np.median(values)), *values], unit, how)
+def _of_the_stores(m: Machine, delays: list[float]) -> list[Measured]:
+    if m.module != "wgmma":
+        return []
+    how = f"{WARPS} warps of stores beside n = {', '.join(map(str, COLUMNS))}, a in registers"
+    return [between("mma_delay_per_store_pass", [max(0.0, delay) for delay in delays], "cycles", how)]
 
 
 def _arithmetic_of(m: Machine, results: Results) -> list[Measured]:
     found = []
-    for name, block in ARITHMETIC.items():
+    for name, blocks in ARITHMETIC.items():
         intervals, delays = [], []
         for a in ("shared", m.elsewhere):
             alone = rates(m, results[f"beside_none_{a}_n128-1"], 0).interval
-            both = rates(m, results[f"beside_{name}_{a}_n128-1"], len(block.text))
-            intervals.append(float(np.median(SUBPARTITIONS / both.per_cycle)))
-            delays.append(float(np.median((both.interval - alone) / (both.per_cycle * both.interval))))
-            found.append(
-                measured(f"mma_interval_{a}_n128_beside_{name}", both.interval, "cycles", f"{WARPS} warps of {name}", False)
-            )
-        how = f"{WARPS} warps beside n = 128, a in shared memory, {m.elsewhere}"
+            for block in blocks:
+                both = rates(m, results[f"beside_{_named(name, block)}_{a}_n128-1"], len(block.text))
+                intervals.append(float(np.median(SUBPARTITIONS / both.per_cycle)))
+                delays.append(float(np.median((both.interval - alone) / (both.per_cycle * both.interval))))
+                about = f"{WARPS} warps of {name} in blocks of {len(block.text)}"
+                beside = f"mma_interval_{a}_n128_beside_{_named(name, block)}"
+                found.append(measured(beside, both.interval, "cycles", about, False))
+        lengths = " and ".join(str(len(block.text)) for block in blocks)
+        how = f"{WARPS} warps, blocks of {lengths}, beside n = 128, a in shared memory, {m.elsewhere}"
         found.append(between(f"{name}_interval_beside_mma", intervals, "cycles", how))
         if name == "fma":
-            found.append(between("mma_delay_per_fma", [max(0.0, x) for x in delays], "cycles", how))
+            found.append(between("mma_delay_per_fma", [max(0.0, delay) for delay in delays], "cycles", how))
     return found

@@ -24,7 +24,7 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
     return (
         Benchmark(
             "mma-interval",
-            f"cycles between matrix instructions, n = 64 and 128, operand a in shared memory or {m.elsewhere}",
+            "cycles between matrix instructions, n = 64 and 128, operand a in shared memory or not",
             tuple(_interval(m, Mma(n, a, GROUP, m.issuers)) for a, n in kinds),
             lambda results: _intervals_of(m, kinds, results),
         ),
@@ -90,6 +90,7 @@ def _issue_of(m: Machine, kinds: list, results: Results) -> list[Measured]:
         clocks = results[f"mma_issue_{a}_n{n}-1"]
         gaps = np.median(clocks[..., 1:] - clocks[..., :-1], axis=(0, 1))
         waits = gaps > gaps[-4:].mean() / 2
+        waits[0] = False  # before the first there is more to do
         rooms.append(int(np.argmax(waits)) if waits.any() else len(gaps))
         free.append(float(np.median(gaps[1 : max(rooms[-1], 2)])))
     how = f"the clock between instructions that one warp issues in a row; {', '.join(f'{a} n = {n}' for a, n in kinds)}"

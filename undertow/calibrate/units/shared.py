@@ -9,6 +9,7 @@ from undertow.calibrate.probe import Probe
 from undertow.calibrate.settings import Block
 
 WARPS = 16
+IN_FLIGHT = 16  # loads of a warp into registers of their own
 LINES = 16
 COUNT = 1000
 SMEM = 32768
@@ -19,7 +20,7 @@ VECTOR_BYTES, LANES = 16, 32
 
 def load(index: int, stride: int) -> str:
     """A 128-bit load into registers of its own, one of which counts."""
-    first = 4 * (index % 8)
+    first = 4 * (index % IN_FLIGHT)
     targets = ", ".join(f"t{first + i}" for i in range(4))
     return f"ld.volatile.shared.v4.b32 {{{targets}}}, [ADDRESS+{index * stride}]; xor.b32 x{index % 8}, x{index % 8}, t{first};"
 

@@ -122,7 +122,7 @@ def _barriers_of(results: Results) -> list[Measured]:
         results[f"{name}-1"].reshape(*results[f"{name}-1"].shape[:2], TRIPS, WARPS, 2)[:, :, 2:]
         for name in ("release", "release_without")
     )
-    word = np.median(without[..., 1] - without[..., 0], axis=(0, 1, 2))
+    word = np.median(without[..., -1, 1] - without[..., -1, 0])  # when nobody else spins, as after a release
     after = with_barrier[..., 1] - with_barrier[..., 0].max(-1, keepdims=True) - word
     first, last = after.min(-1), after.max(-1)
     per = _per_instruction(results, tuple(name for name in BLOCKS if name.startswith(("barrier", "warp_sync"))))

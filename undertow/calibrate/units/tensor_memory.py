@@ -52,10 +52,10 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
         return ()
     m = MACHINES[arch]
     alone = tuple(
-        Launch(Probe(f"tmem_{name}", "tcgen05.loop", m.threads, 16, m.smem, Block(text, tensor=True)), COUNT)
+        Launch(Probe(f"tmem_{name}", "tcgen05.loop", m.threads, 16, m.smem, Block(text, space="tensor")), COUNT)
         for name, text in BLOCKS.items()
     )
-    settings = Beside(Mma(128, "shared", GROUP), Block(BLOCKS["loads"], tensor=True), WARPS, WINDOW)
+    settings = Beside(Mma(128, "shared", GROUP), Block(BLOCKS["loads"], space="tensor"), WARPS, WINDOW)
     slots = GROUPS + 1 + 3 * WARPS
     probe = Probe("tmem_loads_beside", "tcgen05.beside", m.threads + 32 * WARPS, slots, m.smem, settings)
     return (
