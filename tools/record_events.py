@@ -28,9 +28,7 @@ CALLS = 20
 def problem(batch: int, seqlen: int, heads: int) -> BackwardTensors:
     """Random inputs in bf16, with the exact output and LSE of them."""
     torch.manual_seed(0)
-    q, k, v, dout = (
-        torch.randn(batch, seqlen, heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(4)
-    )
+    q, k, v, dout = (torch.randn(batch, seqlen, heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     out, lse = torch.empty_like(q), torch.empty(batch, heads, seqlen, device="cuda")
     for b in range(batch):
         for h in range(heads):

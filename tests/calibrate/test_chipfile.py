@@ -35,7 +35,7 @@ def test_a_chip_file_reads_back_as_it_was_measured(tmp_path):
     chip = read_chip(str(path))
     measured, carried = chip.constants["fma_interval"], chip.constants["unmeasured"]
     assert (measured.value, measured.confidence, measured.date) == (1.0, "measured", ABOUT.day)
-    assert 'undertow calibrate on a "GPU", driver 580.1: so and so' == measured.source
+    assert measured.source == 'undertow calibrate on a "GPU", driver 580.1: so and so'
     assert (carried.value, carried.low, carried.high, carried.confidence) == (7.0, 6.0, 8.0, "assumed")
     assert (carried.source, carried.date) == ("somewhere", OLD)
     assert chip.num_sms == 132 and "believed" in chip.what

@@ -48,10 +48,27 @@ CASES = [
 ]
 
 BODIES = {  # one probe of every body, and of every kind of copy
-    "sm_90a": ("hand_off_eight_to_one", "hand_off_without_hint", "release", "mma_rate_registers_n128")
-    + ("mma_issue_shared_n64", "beside_store_shared_n128", "copy_load_512", "copy_reduce_512", "stream_load_depth4"),
-    "sm_100a": ("mma_rate_tensor_n128", "mma_latency_shared_n64_x4", "mma_issue_shared_n64", "tmem_loads")
-    + ("beside_store_shared_n128", "tmem_loads_beside", "stream_store"),
+    "sm_90a": (
+        "hand_off_eight_to_one",
+        "hand_off_without_hint",
+        "release",
+        "mma_rate_registers_n128",
+        "mma_issue_shared_n64",
+        "beside_store_shared_n128",
+        "copy_load_512",
+        "copy_reduce_512",
+        "stream_load_depth4",
+    ),
+    "sm_100a": (
+        "mma_rate_tensor_n128",
+        "mma_latency_shared_n64_x4",
+        "mma_issue_shared_n64",
+        "beside_store_shared_n128",
+        "tmem_loads",
+        "tmem_loads_beside",
+        "stream_store",
+        "global_chase",
+    ),
 }
 TRIPS = 2
 

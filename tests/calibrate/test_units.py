@@ -7,7 +7,7 @@ import pytest
 
 from undertow.calibrate.benchmark import ALL, Benchmark, between, cycles, measured
 from undertow.calibrate.probe import TARGETS
-from undertow.calibrate.units import arithmetic, beside, benchmarks, copies, matrix, shared, signals
+from undertow.calibrate.units import arithmetic, benchmarks, beside, copies, matrix, shared, signals
 from undertow.calibrate.units.machines import MACHINES, operand_passes
 
 REPETITIONS = 3
@@ -96,8 +96,8 @@ def test_the_port_is_as_wide_as_loads_without_conflicts_say():
 
 def test_a_hand_off_counts_from_the_last_arrival():
     settings = signals.HandOff(2, 3)
-    trips = np.zeros((1, 1, signals.TRIPS, 5), np.int64) + [100, 130, 190, 200, 210]
-    found = signals.hand_off_cycles(trips.reshape(1, 1, -1), settings)
+    trips = np.tile([100, 130, 190, 200, 210], (1, 1, signals.TRIPS))
+    found = signals.hand_off_cycles(trips, settings)
     assert (found == [60, 70, 80]).all() and found.shape[2] == signals.TRIPS - 2
 
 

@@ -76,8 +76,7 @@ def _remainder(about: About, each: Measured, believed: Constant, name: str) -> C
     """What is left of a measured sum without its other part, at least nothing."""
     how = f"{each.name} of {each.value:.1f} ({each.how}), less {believed.name} of {believed.value:.1f}"
     value, low, high = (
-        max(0.0, number)
-        for number in (each.value - believed.value, each.low - believed.high, each.high - believed.low)
+        max(0.0, number) for number in (each.value - believed.value, each.low - believed.high, each.high - believed.low)
     )
     return Constant(name, value, low, high, each.unit, _source(about, how), about.day, "inferred")
 

@@ -7,6 +7,7 @@ turns them into cycles.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping
@@ -103,7 +104,7 @@ def numbered(spans: Iterable[Span]) -> tuple[Span, ...]:
 def _timeline(source: Source, kernel: str, spans: tuple[Span, ...]) -> Timeline:
     paced = next((span.row for span in spans if span.name == PACE), "")
     begins = tuple(span.begin for span in spans if span.row == paced and span.name == PACE)
-    steps = [after - before for before, after in zip(begins, begins[1:])]
+    steps = [after - before for before, after in itertools.pairwise(begins)]
     return Timeline(
         kernel=kernel,
         chip=source.chip,

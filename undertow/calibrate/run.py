@@ -39,8 +39,8 @@ def current_gpu() -> Gpu:
     known = ", ".join(f"{'.'.join(map(str, row.capability))} ({row.target})" for row in ARCHITECTURES.values())
     if not torch.cuda.is_available():
         raise CalibrationError(
-            f"torch {torch.__version__} has no CUDA device: constants are measured on a GPU of compute capability {known}; "
-            "without one --list names the benchmarks and --compile-only compiles them"
+            f"torch {torch.__version__} has no CUDA device: constants are measured on a GPU of "
+            f"compute capability {known}; without one --list names the benchmarks and --compile-only compiles them"
         )
     found = properties(torch.cuda.current_device())
     for row in ARCHITECTURES.values():

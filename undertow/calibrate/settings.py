@@ -27,8 +27,8 @@ class Block:
 class HandOff:
     """Warps that arrive at an mbarrier, and warps that wait for it.
 
-    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. hinted: who waits
-    tells how long it may be suspended, as the DSL's waits do.
+    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. hinted: the
+    waiting warps tell how long it may be suspended, as the DSL's waits do.
     """
 
     arriving: int

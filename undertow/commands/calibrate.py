@@ -38,7 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--only", action="append", metavar="NAME", help="only this benchmark; may be repeated (default: all)"
     )
     parser.add_argument("--name", help="of the chip (default: that of the GPU)")
-    parser.add_argument("--repetitions", type=int, default=7, metavar="N", help="of every launch (default: %(default)s)")
+    parser.add_argument(
+        "--repetitions", type=int, default=7, metavar="N", help="of every launch (default: %(default)s)"
+    )
     parser.add_argument("--list", action="store_true", help="name the benchmarks and measure nothing")
     parser.add_argument("--compile-only", choices=TARGETS, help="compile the benchmarks for this target, run nothing")
 

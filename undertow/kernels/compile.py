@@ -68,9 +68,7 @@ class CompiledKernel:
     resources: Resources
 
 
-def compile_kernel(
-    name: str, config: object, build: Build, target: str = ARCH, events: bool = False
-) -> CompiledKernel:
+def compile_kernel(name: str, config: object, build: Build, target: str = ARCH, events: bool = False) -> CompiledKernel:
     """Return the compiled kernel, from the disk cache where possible.
 
     Args:

@@ -9,6 +9,7 @@ be laid beside what is predicted.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 
 from undertow.plan.schema import Plan
@@ -37,8 +38,7 @@ def names(plan: Plan) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _range(name: str) -> Iterator[None]:
-    from cutlass.cute.experimental import iket
-
+    iket = importlib.import_module("cutlass.cute.experimental.iket")
     iket.range_push(name)
     yield
     iket.range_pop()

@@ -201,7 +201,11 @@ def beside(s: Constexpr, c: Context, count: Int32):
             c.record(count, clock())
     elif warp >= 4:
         slot = count + 1 + (warp - 4) * 3
-        at = tensor_address(i, warp) if cutlass.const_expr(s.block.space == "tensor") else block_address(s.block, c, warp)
+        at = (
+            tensor_address(i, warp)
+            if cutlass.const_expr(s.block.space == "tensor")
+            else block_address(s.block, c, warp)
+        )
         run_meanwhile(s, c, (slot, count), at)
     else:
         cute.arch.sync_threads()

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from undertow.calibrate.benchmark import Benchmark
-from undertow.calibrate.units import arithmetic, beside, clocks, copies, global_memory, matrix, shared, signals, tensor_memory
+from undertow.calibrate.units import (
+    arithmetic,
+    beside,
+    clocks,
+    copies,
+    global_memory,
+    matrix,
+    shared,
+    signals,
+    tensor_memory,
+)
 
 # What decides most comes first: whether operands of the tensor cores share the port of loads and stores.
 _MODULES = (beside, matrix, tensor_memory, shared, signals, arithmetic, global_memory, copies, clocks)

@@ -30,7 +30,7 @@ SMEM_OF_BLOCKS = 32 * ROW
 
 @dataclass(frozen=True)
 class Rates:
-    """What both sides got. interval: cycles per matrix instruction. per_cycle: warp instructions of the others, per SM."""
+    """What both sides got. interval: cycles per matrix instruction. per_cycle: the others' warp instructions."""
 
     interval: np.ndarray
     per_cycle: np.ndarray

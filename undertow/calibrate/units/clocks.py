@@ -42,5 +42,7 @@ def _evaluate(results: Results) -> list[Measured]:
     for name in ("mma", "mufu", "fma"):
         first = results[f"clock_{name}-all"][..., :4]
         each = (first[..., 2] - first[..., 0]) / (first[..., 3] - first[..., 1])
-        found.append(measured(f"sm_clock_{name}", np.median(each, -1), "GHz", "all SMs at work, random operands", False))
+        found.append(
+            measured(f"sm_clock_{name}", np.median(each, -1), "GHz", "all SMs at work, random operands", False)
+        )
     return found

@@ -100,7 +100,9 @@ def _latencies_of(results: Results) -> list[Measured]:
             found.append(measured("tma_issue_cycles", issue, "cycles", "expect_tx and load, to the next instruction"))
     for name in (f"load_{TILE}", f"reduce_{TILE}"):
         _, done = times(results[f"copy_{name}-all"])
-        found.append(measured(f"copy_{name}_done_all", done, "cycles", "all SMs, from issue until there or read", False))
+        found.append(
+            measured(f"copy_{name}_done_all", done, "cycles", "all SMs, from issue until there or read", False)
+        )
     how = f"one SM, from the times of {SHORT} B, {HALF} B and {TILE} B"
     for kind, latency, rate in (
         ("load", "tma_load_latency", "tma_load_burst_bytes_per_cycle"),

@@ -96,5 +96,7 @@ def _issue_of(m: Machine, kinds: list, results: Results) -> list[Measured]:
     how = f"the clock between instructions that one warp issues in a row; {', '.join(f'{a} n = {n}' for a, n in kinds)}"
     return [
         between(f"{m.module}_issue_interval", free, "cycles", f"{how}: those that do not wait"),
-        between(f"{m.module}_in_flight", [float(max(room, 1)) for room in rooms], "instructions", f"{how}: before one waits"),
+        between(
+            f"{m.module}_in_flight", [float(max(room, 1)) for room in rooms], "instructions", f"{how}: before one waits"
+        ),
     ]

@@ -22,7 +22,8 @@ def load(index: int, stride: int) -> str:
     """A 128-bit load into registers of its own, one of which counts."""
     first = 4 * (index % IN_FLIGHT)
     targets = ", ".join(f"t{first + i}" for i in range(4))
-    return f"ld.volatile.shared.v4.b32 {{{targets}}}, [ADDRESS+{index * stride}]; xor.b32 x{index % 8}, x{index % 8}, t{first};"
+    use = f"xor.b32 x{index % 8}, x{index % 8}, t{first};"
+    return f"ld.volatile.shared.v4.b32 {{{targets}}}, [ADDRESS+{index * stride}]; {use}"
 
 
 def store(index: int, stride: int) -> str:
@@ -37,7 +38,9 @@ BLOCKS = {
     "store_lanes": Block(tuple(store(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES),
     "store_word": Block(tuple(f"st.volatile.shared.b32 [ADDRESS+{128 * i}], x0;" for i in range(LINES)), lane_stride=4),
     "store_quarter": Block(
-        tuple(f"st.volatile.shared.b32 [ADDRESS+{128 * i}], x0;" for i in range(LINES)), lane_stride=4, every=SUBPARTITIONS
+        tuple(f"st.volatile.shared.b32 [ADDRESS+{128 * i}], x0;" for i in range(LINES)),
+        lane_stride=4,
+        every=SUBPARTITIONS,
     ),
 }
 CHASES = {

@@ -97,7 +97,9 @@ def _mbarriers_of(results: Results) -> list[Measured]:
         "eight_at_once_to_one": "eight warps at once to one",
     }
     found = [
-        measured(f"mbarrier_hand_off_{name}", each[name], "cycles", f"{how}: before the arrival to after the wait", False)
+        measured(
+            f"mbarrier_hand_off_{name}", each[name], "cycles", f"{how}: before the arrival to after the wait", False
+        )
         for name, how in ways.items()
     ]
     to_eight = each["one_to_eight"]
@@ -107,7 +109,12 @@ def _mbarriers_of(results: Results) -> list[Measured]:
         measured("mbarrier_hand_off_to_last", to_eight.max(-1), "cycles", "one warp to eight, the last of them", False),
         measured("mbarrier_ready_wait", per["ready_wait"], "cycles", "try_wait and a branch, one after another"),
         _both("mbarrier_arrive_cycles", per["arrive"], per["complete"], "arrivals of one lane, one after another"),
-        _both("mbarrier_unit_interval", per["arrive_all"] / 16, per["complete_all"] / 16, "16 warps arrive, each elsewhere"),
+        _both(
+            "mbarrier_unit_interval",
+            per["arrive_all"] / 16,
+            per["complete_all"] / 16,
+            "16 warps arrive, each elsewhere",
+        ),
     ]
 
 
