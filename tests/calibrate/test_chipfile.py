@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from pathlib import Path
 
 import pytest
 
@@ -97,9 +98,19 @@ def test_bad_input_is_refused(capsys, arguments, complaint):
     assert complaint in capsys.readouterr().err
 
 
-def test_the_engine_reads_every_constant_that_is_measured():
-    constants = pytest.importorskip("undertow.timing.constants")
-    from undertow.calibrate.units import benchmarks
+RESULTS = Path(__file__).resolve().parents[2] / "results" / "hopper"
 
-    assert {"shared-port", "mbarrier"} <= benchmarks("sm_90a").keys()
-    assert "mma_shares_port" in constants.constants_of("sm_100a")
+
+def test_what_was_measured_on_an_h200_is_in_the_chip_file_beside_it():
+    rows = [json.loads(line) for line in (RESULTS / "calibrate.jsonl").read_text().splitlines()]
+    chip = read_chip(str(RESULTS / "calibrate.toml"))
+    measured = {row["name"]: row["value"] for row in rows if row["kind"] == "constant"}
+    assert len(measured) > 40 and chip.arch == "sm_90a"
+    assert {name: chip.constants[name].value for name in measured} == measured
+    assert all(chip.constants[name].confidence == "measured" for name in measured)
+
+
+def test_the_timing_model_knows_every_constant_that_was_measured():
+    constants = pytest.importorskip("undertow.timing.constants")
+    rows = [json.loads(line) for line in (RESULTS / "calibrate.jsonl").read_text().splitlines()]
+    assert {row["name"] for row in rows if row["kind"] == "constant"} <= set(constants.constants_of("sm_90a"))

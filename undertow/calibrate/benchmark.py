@@ -65,9 +65,9 @@ def measured(name: str, samples: np.ndarray | list, unit: str, how: str, is_cons
     return Measured(name, float(np.median(values)), float(low), float(high), unit, how, is_constant)
 
 
-def between(name: str, values: list[float], unit: str, how: str) -> Measured:
+def between(name: str, values: list[float], unit: str, how: str, is_constant: bool = True) -> Measured:
     """The first of several values, and the range of all of them."""
-    return Measured(name, float(values[0]), float(min(values)), float(max(values)), unit, how)
+    return Measured(name, float(values[0]), float(min(values)), float(max(values)), unit, how, is_constant)
 
 
 def cycles(results: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ def chip_of(about: About, found: Iterable[Measured], base: Chip | None) -> Chip:
             if believed in constants:
                 constants[remains] = _remainder(about, each, constants[believed], remains)
     what = f"{about.gpu} ({about.num_sms} SMs, driver {about.driver}), calibrated on {about.day}"
-    what += "" if base is None else f"; what was not measured there is taken from {base.name}"
+    what += "" if base is None else f"; what was not measured is the package's {base.name}"
     return Chip(about.name, what, about.arch, about.num_sms, constants)
 
 

@@ -73,7 +73,7 @@ def _latencies_of(m: Machine, kinds: list, results: Results) -> list[Measured]:
         first, last = (float(np.median(of[group])) for group in (GROUPS[0], GROUPS[-1]))
         beyond.setdefault(a, []).append(first - (last - first) / (GROUPS[-1] - GROUPS[0]))
     how = "from issue until done of one instruction, less its interval; n = 128 and 64"
-    found += [between(f"mma_fill_and_tail_{a}", values, "cycles", how) for a, values in beyond.items()]
+    found += [between(f"mma_fill_and_tail_{a}", values, "cycles", how, False) for a, values in beyond.items()]
     return [*found, *_issue_of(m, kinds, results)]
 
 
