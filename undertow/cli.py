@@ -37,6 +37,7 @@ COMMANDS = {  # name: (module, one line of help)
     "timeline": ("undertow.commands.timeline", "predict where the time of a kernel goes on a chip, and how sure that is"),
     "bench": ("undertow.commands.bench", "time the backward pass on this GPU, beside the libraries that are installed"),
     "report": ("undertow.commands.report", "everything that is known of the kernels as one HTML file"),
+    "calibrate": ("undertow.commands.calibrate", "measure the constants of a chip file on this GPU"),
     "precompile": ("undertow.commands.precompile", "have kernels compiled before they are needed, without a GPU"),
     "doctor": ("undertow.commands.doctor", "is this machine fit, and what would run on it"),
 }

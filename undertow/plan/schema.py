@@ -192,6 +192,7 @@ class Plan:
     programs: tuple[tuple[str, tuple[Step, ...]], ...]  # one tile of each other role, in program order
     attention: Attention = DENSE
     omitted_guards: tuple[str, ...] = ()  # only tests set this: the hazard must then be found
+    events: bool = False  # the kernel has named spans for a tracer
 
     def role(self, name: str) -> Role:
         return _named(self.roles, name, "role")

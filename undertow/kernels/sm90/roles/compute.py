@@ -19,6 +19,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from undertow.kernels.events import span
 from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ComputeContext
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
@@ -149,23 +150,25 @@ def _softmax(c: ComputeContext, r: Registers, of: tuple, at: tuple[Int32, Int32]
     chunks = range(0, cute.size(s), CHUNK)
     weights: dict[int, list[Float32]] = {}
     warpgroup.wait_group(1)
-    for number, start in enumerate(chunks, start=1):
-        exponents = [s[register] * c.scale_log2 for register in range(start, start + CHUNK)]
-        if is_masked:
-            exponents = masked(bounded(exponents), start, _seen(c, tile))
-        weights[start] = probabilities(exponents)
-        for index, word in enumerate(packed_pairs(weights[start], c.plan.dtype)):
-            p[start // 2 + index] = word
-        if number == EARLY_CHUNKS:
-            warpgroup.wait_group(0)
-    for start in chunks:
-        new = packed_pairs([p * dp[start + index] for index, p in enumerate(weights[start])], c.plan.dtype)
-        for index, word in enumerate(new):
-            ds[start // 2 + index] = word
-        for index in range(0, len(new), 4):
-            panel, step = divmod((start // 2 + index) // 4, len(rows))
-            store_matrices(rows[step] + panel * PANEL_BYTES, new[index : index + 4])
-    cute.arch.fence_view_async_shared()
+    with span(c.plan, "softmax"):
+        for number, start in enumerate(chunks, start=1):
+            exponents = [s[register] * c.scale_log2 for register in range(start, start + CHUNK)]
+            if is_masked:
+                exponents = masked(bounded(exponents), start, _seen(c, tile))
+            weights[start] = probabilities(exponents)
+            for index, word in enumerate(packed_pairs(weights[start], c.plan.dtype)):
+                p[start // 2 + index] = word
+            if number == EARLY_CHUNKS:
+                warpgroup.wait_group(0)
+    with span(c.plan, "dS"):
+        for start in chunks:
+            new = packed_pairs([p * dp[start + index] for index, p in enumerate(weights[start])], c.plan.dtype)
+            for index, word in enumerate(new):
+                ds[start // 2 + index] = word
+            for index in range(0, len(new), 4):
+                panel, step = divmod((start // 2 + index) // 4, len(rows))
+                store_matrices(rows[step] + panel * PANEL_BYTES, new[index : index + 4])
+        cute.arch.fence_view_async_shared()
 
 
 def _seen(c: ComputeContext, tile: Int32) -> tuple[Int32 | None, Int32 | None]:
@@ -180,9 +183,10 @@ def _stage_dq(c: ComputeContext, dq: cute.Tensor) -> None:
     """Store the share of dQ in the order of the accumulator, once the one before has been read."""
     sync_of(c.plan, "dq_empty", c.owner)
     address = c.smem.address("sdQ", c.owner) + c.thread * VECTOR_BYTES
-    for group in range(cute.size(dq) // 4):
-        values = [dq[4 * group + index] for index in range(4)]
-        store_vector("shared", address + group * (VECTOR_BYTES * WARPGROUP_THREADS), values)
+    with span(c.plan, "stage"):
+        for group in range(cute.size(dq) // 4):
+            values = [dq[4 * group + index] for index in range(4)]
+            store_vector("shared", address + group * (VECTOR_BYTES * WARPGROUP_THREADS), values)
 
 
 def _hand_over_dq(c: ComputeContext) -> None:
