@@ -127,6 +127,16 @@ def test_timelines_tell_lengths_units_and_waits():
     assert len(list(tree(html).iter("figure"))) == 3
 
 
+def test_a_traced_kernel_stands_below_its_prediction_with_both_sources():
+    traced = Source(Label.MEASURED, "a trace", "run-iket")
+    part = timelines.traced(timeline("traced"), timeline("pingpong"), (PREDICTED, traced), "in steps of 32 ns")
+    (figure,) = tree(html_of(Section("timelines", "Timelines", "", [part]))).iter("figure")
+    assert figure.get("data-label") == "predicted measured"
+    said = [text.text or "" for text in figure.iter(f"{SVG}text")]
+    assert said.index("pingpong") < said.index("traced")
+    assert any(text.startswith("measured on made by hand (in steps of 32 ns)") for text in said)
+
+
 def side(median: float) -> dict:
     """What the command says of one assumption about the port."""
     run = {"schedule": "split", "mask": "dense", "cycles_per_tile": 2900.0, "band": [2500.0, 3300.0]}

@@ -24,6 +24,7 @@ HEAD, AXIS, FOOT = 62, 46, 58  # pixels above the rows of a panel, below them, b
 TALL, ROW, GAP, BLOCK = 36, 20, 3, 9  # pixels: the tensor pipe's row, another's, between rows, between roles
 BRIEF = ("tensor", "compute")
 CHARACTER = 6.6  # pixels of one at size 12, at most
+LETTER = 10.5  # pixels of one at size 18 in bold, at most
 LEGIBLE = 15  # pixels: the lowest box with a name in it
 FAINT = 0.55  # opacity of the hatching, so that names stay readable
 
@@ -172,7 +173,7 @@ def _heading(drawing: Drawing, panel: _Panel, prediction: Prediction | None, mea
     line = f"predicted for {panel.timeline.chip} ({known}): {_cycles(panel.timeline, prediction)}"
     if measured is not None:
         line = f"measured on {panel.timeline.chip} ({measured}): {_cycles(panel.timeline, None)}"
-    drawing.text(LEFT, panel.top + 26, line, size=14, ink=MUTED)
+    drawing.text(max(LEFT, 40 + LETTER * len(panel.timeline.kernel)), panel.top + 26, line, size=14, ink=MUTED)
 
 
 def _axis(drawing: Drawing, panel: _Panel) -> None:
