@@ -5,7 +5,7 @@ What `entry.py` compiles, seen from a host that has tensors; nothing here needs 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,15 +41,16 @@ class Variant:
     dtype: DType
     attention: Attention
     rows: RowVariant
+    events: bool = False  # its kernels have named spans: see kernels.events
 
     @property
     def plan(self) -> Plan:
-        return plan_of(self.schedule, self.dtype, self.attention)
+        return replace(plan_of(self.schedule, self.dtype, self.attention), events=self.events)
 
     @property
     def name(self) -> str:
         """Short and unique: schedule, element type, attention, what flows in besides."""
-        more = [flag for flag in ("dlse", "sink") if getattr(self.rows, flag)]
+        more = [flag for flag in ("dlse", "sink") if getattr(self.rows, flag)] + ["events"] * self.events
         return "-".join([self.schedule, self.dtype.label, self.attention.name, *more])
 
 

@@ -141,7 +141,7 @@ def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
 
         return kernel.build(plan)
 
-    main = compile_kernel(f"backward-{plan.name}", plan, build)
+    main = compile_kernel(f"backward-{plan.name}", plan, build, events=plan.events)
     return CompiledBackward(
         plan, rows, compile_preprocess(plan.dtype, rows), main, compile_postprocess(plan.dtype, rows)
     )

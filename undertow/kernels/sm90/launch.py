@@ -90,7 +90,7 @@ def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
         compile_kernel(f"{name}-{ARCH}", (plan.dtype, rows), lambda name=name: built(name), TARGET)
         for name in ("preprocess", "postprocess")
     )
-    main = compile_kernel(f"backward-{ARCH}-{plan.name}", plan, lambda: built("main"), TARGET)
+    main = compile_kernel(f"backward-{ARCH}-{plan.name}", plan, lambda: built("main"), TARGET, plan.events)
     return CompiledBackward(plan, rows, before, main, after, ARCH)
 
 
