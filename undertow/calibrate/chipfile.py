@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from undertow.calibrate.benchmark import Measured
 from undertow.timing.chip import Chip, Constant, names, read_chip
@@ -119,10 +120,7 @@ def from_records(path: Path, name: str | None) -> tuple[About, list[Measured]]:
     """
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        found = [
-            Measured(row["name"], row["value"], *row["range"], row["unit"], row["how"], row["kind"] == "constant")
-            for row in rows
-        ]
+        found = [_of_record(row) for row in rows]
         where = {(row["gpu"], row["num_sms"], row["arch"], row["driver"], row["date"]) for row in rows}
         command = rows[0]["command"]
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
@@ -131,6 +129,11 @@ def from_records(path: Path, name: str | None) -> tuple[About, list[Measured]]:
         raise CalibrationError(f"{path}: holds {len(where)} machines or days; a chip file is of one")
     gpu, num_sms, arch, driver, day = where.pop()
     return About(name or short_name(gpu), gpu, num_sms, arch, driver, command, date.fromisoformat(day)), found
+
+
+def _of_record(row: Mapping[str, Any]) -> Measured:
+    low, high = row["range"]
+    return Measured(row["name"], row["value"], low, high, row["unit"], row["how"], row["kind"] == "constant")
 
 
 def short_name(gpu: str) -> str:
