@@ -129,12 +129,19 @@ def test_timelines_tell_lengths_units_and_waits():
 
 def test_a_traced_kernel_stands_below_its_prediction_with_both_sources():
     traced = Source(Label.MEASURED, "a trace", "run-iket")
-    part = timelines.traced(timeline("traced"), timeline("pingpong"), (PREDICTED, traced), "in steps of 32 ns")
+    part = timelines.traced(timeline("traced"), (timeline("pingpong"), PREDICTED), traced, "in steps of 32 ns")
     (figure,) = tree(html_of(Section("timelines", "Timelines", "", [part]))).iter("figure")
     assert figure.get("data-label") == "predicted measured"
     said = [text.text or "" for text in figure.iter(f"{SVG}text")]
     assert said.index("pingpong") < said.index("traced")
     assert any(text.startswith("measured on made by hand (in steps of 32 ns)") for text in said)
+
+
+def test_a_traced_kernel_stands_alone_where_nothing_is_predicted():
+    part = timelines.traced(timeline("traced"), None, Source(Label.MEASURED, "a trace"), "in steps of 32 ns")
+    (figure,) = tree(html_of(Section("timelines", "Timelines", "", [part]))).iter("figure")
+    assert figure.get("data-label") == "measured"
+    assert not any("predicted" in (text.text or "") for text in figure.iter(f"{SVG}text"))
 
 
 def side(median: float) -> dict:

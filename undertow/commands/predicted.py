@@ -22,12 +22,14 @@ from undertow.report.throughput import group_of
 from undertow.report.timelines import COMMAND as TIMELINE
 from undertow.report.timelines import traced as figure
 from undertow.timing.chip import Chip, read_chip
+from undertow.timing.errors import TimingError
 from undertow.timing.grid_time import launch_time
 from undertow.timing.predict import PORT, PORTS, Draw, Drawer, draw
 from undertow.timing.published import Throughput, published
 from undertow.timing.results import Prediction, Timeline
 
 TRACED_ARCH, TRACED_CHIP, TRACED_ON = "sm90", "h200", "NVIDIA H200"
+STEPS = "in steps of 32 ns"  # of the tracer's times
 SHOWN_MASK = "dense"  # of the timelines, as in the published figures
 SERIES = {"aliased": "predicted, aliased", "split": "predicted, split"}  # beside published before and after
 
@@ -73,24 +75,27 @@ def predict(chip: Chip, arguments: argparse.Namespace, step: Callable[[str], Non
     )
 
 
-def traced(path: Path, arguments: argparse.Namespace, step: Callable[[str], None]) -> Part:
-    """The SM90 kernel in a trace of run-iket, beside its prediction; a note where there is no such file.
+def traced(path: Path, arguments: argparse.Namespace, step: Callable[[str], None]) -> list[Part]:
+    """The SM90 kernel in a trace of run-iket, beside its prediction; notes for what is not there of the two.
 
     Raises: calibrate.recorded.RecordError for a file that is no trace of it.
     """
     made = "run-iket with tools/record_events.py"
     if not path.exists():
-        return Missing(f"a traced run of the SM90 kernel, because there is no file `{path}`", made)
+        return [Missing(f"a traced run of the SM90 kernel, because there is no file `{path}`", made)]
     chip, plan = read_chip(TRACED_CHIP), hopper_plan()
     gigahertz = chip.constants["sm_clock_ghz"].value
+    trace = Source(Label.MEASURED, f"`{path}`, {TRACED_ON}, one CTA, cycles taken to be of {gigahertz:g} GHz", made)
     measured = read_timeline(path, TraceSource(plan, gigahertz, TRACED_ON))
-    kernels = recorded(TRACED_ARCH, [plan.name], Problem(SHAPE, MASKS[SHOWN_MASK]), chip.point(), step)
-    replayed = kernels.timeline(plan.name, chip.point(), arguments.seed, chip)
-    sources = (
-        Source(Label.PREDICTED, f"chip `{chip.name}`, best guesses, {SHOWN_MASK}", f"{TIMELINE} --arch {TRACED_ARCH}"),
-        Source(Label.MEASURED, f"`{path}`, {TRACED_ON}, one CTA, cycles taken to be of {gigahertz:g} GHz", made),
-    )
-    return figure(measured, replayed, sources, "in steps of 32 ns")
+    command = f"{TIMELINE} --arch {TRACED_ARCH}"
+    try:
+        kernels = recorded(TRACED_ARCH, [plan.name], Problem(SHAPE, MASKS[SHOWN_MASK]), chip.point(), step)
+        replayed = kernels.timeline(plan.name, chip.point(), arguments.seed, chip)
+    except TimingError as error:  # the trace is worth showing alone
+        why = Missing(f"the prediction of the SM90 kernel, because the model refuses it: {error}", command)
+        return [figure(measured, None, trace, STEPS), why]
+    predicted = Source(Label.PREDICTED, f"chip `{chip.name}`, best guesses, {SHOWN_MASK}", command)
+    return [figure(measured, (replayed, predicted), trace, STEPS)]
 
 
 def _port(chip: Chip) -> str:

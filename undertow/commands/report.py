@@ -18,6 +18,7 @@ from undertow.report import ablation, chips, errors, hazards, maps, throughput, 
 from undertow.report.errors import ErrorsFileError
 from undertow.report.page import Missing, Section, page
 from undertow.timing.chip import ChipError, names, read_chip
+from undertow.timing.constants import ConstantError
 
 DESCRIPTION = """\
 Write one HTML file with all that is known of the kernels: where tiles lie in tensor memory and in shared memory, the
@@ -42,7 +43,7 @@ class ReportError(ValueError):
     """An option of the report that cannot be used; the message names it, its value and what is allowed."""
 
 
-BAD_INPUT = (ReportError, RecordError, TraceRecordError, ErrorsFileError, ChipError)
+BAD_INPUT = (ReportError, RecordError, TraceRecordError, ErrorsFileError, ChipError, ConstantError)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +126,7 @@ def _sections(arguments: argparse.Namespace, step: Callable[[str], None]) -> lis
 
 def _timelines(predicted: Predicted, arguments: argparse.Namespace, step: Callable[[str], None]) -> Section:
     section = timelines.section(predicted.timelines, predicted.tiles, predicted.source)
-    section.parts.append(traced(Path(arguments.events), arguments, step))
+    section.parts += traced(Path(arguments.events), arguments, step)
     return section
 
 
