@@ -293,7 +293,7 @@ def _shape_line(problem: Problem) -> str:
     heads = f"{shape.heads}:{shape.kv_heads or shape.heads}"
     return (
         f"Main kernel, {problem.mask}, {shape.batch} x {shape.seqlen_q} x {shape.seqlen_k}, heads {heads}: "
-        f"{len(work.order)} CTAs, {sum(work.tiles)} tiles, {work.masked_share:.1%} of them masked."
+        f"{len(work.order)} CTAs, {work.tiles.tiles} tiles, {work.masked_share:.1%} of them masked."
     )
 
 
