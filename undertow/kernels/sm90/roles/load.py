@@ -19,6 +19,9 @@ from undertow.kernels.sm100.work import Work
 from undertow.plan.steps import Copy, Wait
 
 FIRST_TILES = 4  # of an item, that are prefetched
+# Query tiles that an item still has to copy when the next one is claimed. Who claims earlier holds up others: those
+# that take turns after it, and at the end of a launch those that have nothing left to claim.
+CLAIM_TRIPS = 2
 
 
 @cute.jit
@@ -28,11 +31,15 @@ def load(c: LoadContext):
     exists = c.items.wait(number)
     while exists > 0:
         work = c.items.work(number)
-        c.items.release(number)
+        claim = cutlass.max(work.trips - CLAIM_TRIPS, 0)
+        if claim == 0:
+            c.items.release(number)
         head, tile = Int32(0), work.first_tile
         if work.trips > 0:
             _load_trip(c, work, (trip, item), (head, tile))
         for more in cutlass.range(1, work.trips, unroll=1):
+            if more == claim:
+                c.items.release(number)  # now the next one is claimed
             head, tile = work.after(head, tile)
             _load_trip(c, work, (trip + more, None), (head, tile))
         item += Int32(work.trips > 0)
