@@ -43,11 +43,16 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "torch"},
     ),
     "bench": (
-        {"", "attention", "kernels", "record_file", "reference", "runtime", "sweep", "tolerance"},
+        {"", "attention", "kernels", "pool", "record_file", "reference", "runtime", "sweep", "tolerance"},
         {"matplotlib", "torch"},
     ),
     "timing": ({"cache", "cases", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
     "timeline": ({"cases", "emulator", "plan", "timing"}, {"numpy", "perfetto"}),
+    "report": (
+        {"backward_case", "bench", "campaign", "cases", "hazard_figure", "inputs", "kernels", "plan", "sweep"}
+        | {"timeline", "timing"},
+        set(),
+    ),
     "pool": (set(), set()),
     "record_file": (set(), set()),
     "progress": (set(), set()),

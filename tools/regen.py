@@ -1,14 +1,18 @@
 """Write everything that is derived from the plans: the kernel's README, the pictures, and tables inside documents.
 
     python tools/regen.py            writes what is stale
+    python tools/regen.py --predict  writes the predicted timelines, too, which takes minutes
     python tools/regen.py --check    writes nothing, names what is stale, exits 1 if anything is
     python tools/regen.py FOLDER     the same for another tree
+
+What is predicted follows from compiled kernels and chip files, not from the plans alone: --check does not look at it.
 
 A document holds a generated part between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a key of BLOCKS.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
 import sys
@@ -17,6 +21,7 @@ from pathlib import Path
 
 from undertow.backward_case import main_case
 from undertow.campaign import campaign, picture
+from undertow.commands.predicted import predict
 from undertow.emulator import Options
 from undertow.hazard_figure import sides
 from undertow.inputs import Shape
@@ -29,6 +34,9 @@ from undertow.plan.render_svg import hazard, same_map, tmem_maps
 from undertow.plan.render_tiles import tile_turns
 from undertow.plan.schema import Plan
 from undertow.plan.tiles import EVERYTHING, Band
+from undertow.pool import cores
+from undertow.timeline.picture import draw
+from undertow.timing.chip import read_chip
 
 PLANS = [plan(name) for name in SCHEDULES]
 SPLIT, ALIASED = plan("split"), plan("aliased")
@@ -61,6 +69,15 @@ PICTURES: dict[str, Callable[[], str]] = {
     "tile-turns": lambda: tile_turns(BANDS),
     **{f"schedule-{p.name}": lambda p=p: schedule(p) for p in PLANS},
 }
+
+
+def timelines() -> str:
+    """A steady tile of every schedule on a B200, as `undertow timeline` predicts it with its default draws."""
+    told = predict(read_chip("b200"), argparse.Namespace(draws=64, seed=0, jobs=cores()), lambda text: None)
+    return draw(told.timelines, predictions=told.tiles, brief=True, hints=False)
+
+
+PREDICTED: dict[str, Callable[[], str]] = {"timelines": timelines}
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "schedules": lambda: tables.schedules(PLANS),
@@ -99,12 +116,12 @@ of the warpgroup it belongs to.
 """
 
 
-def generated(root: Path) -> Iterator[tuple[Path, str]]:
-    """Every file that has a generated part, with the text it should have."""
+def generated(root: Path, predicted: bool = False) -> Iterator[tuple[Path, str]]:
+    """Every file that has a generated part, with the text it should have. predicted: those of PREDICTED, too."""
     yield root / KERNEL_README, kernel_readme()
     yield root / HOPPER_README, hopper_readme()
-    for name, draw in PICTURES.items():
-        yield root / "docs" / "images" / f"{name}.svg", draw()
+    for name, drawn in (PICTURES | (PREDICTED if predicted else {})).items():
+        yield root / "docs" / "images" / f"{name}.svg", drawn()
     for document in DOCUMENTS:
         if (root / document).exists():
             yield root / document, filled(root / document)
@@ -170,10 +187,10 @@ def filled(document: Path) -> str:
 
 def main(arguments: list[str]) -> int:
     check = "--check" in arguments
-    folders = [argument for argument in arguments if argument != "--check"]
+    folders = [argument for argument in arguments if not argument.startswith("--")]
     root = Path(folders[0]) if folders else Path(__file__).resolve().parent.parent
     stale = 0
-    for path, text in generated(root):
+    for path, text in generated(root, "--predict" in arguments):
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         stale += 1

@@ -120,3 +120,12 @@ def test_tables_hold_the_derived_numbers() -> None:
     assert "| `P` | [384, 448) | 64 | bf16 | nothing |" in tables.tensor_memory(p)
     assert "| body | `load_mma_q.full` t+1, `mma_compute_s.empty` t | QK t+1 |" in tables.mma_rows(p)
     assert "| `teardown` | 3 | 416 | reduce, compute, mma |" in tables.named_barriers(p)
+
+
+def test_the_committed_timelines_have_the_barriers_of_the_plans() -> None:
+    root = ElementTree.parse(ROOT / "docs" / "images" / "timelines.svg").getroot()
+    told = root.findtext(f"{SVG}desc") or ""
+    for name in SCHEDULES:
+        sentence = next(part for part in told.split(". ") if part.startswith(f"{name}: "))
+        assert f"{plan(name).compute_barriers_per_tile} barriers of all compute warps" in sentence
+    assert "Predicted timeline" in (root.findtext(f"{SVG}title") or "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from undertow.plan.order import Access, Order
+from undertow.plan.order import Access, Order, uncovered
 from undertow.plan.schema import (
     REGISTERS_PER_SM,
     SMEM_BYTES_PER_CTA,
@@ -209,10 +209,12 @@ def _stale(order: Order, one: tuple[int, Access], other: tuple[int, Access]) -> 
 def _rewritten(order: Order, reader: tuple[int, Access], writer: tuple[int, Access]) -> bool:
     """Whether the reader's own value is written, in the cells that meet, after the other value was."""
     (read_at, read), (written_at, written) = reader, writer
-    wanted = set(read.cells) & set(written.cells)
-    for index, node in enumerate(order.nodes):
-        for access in node.accesses:
-            same = access.writes and (access.space, access.region) == (read.space, read.region)
-            if same and access.tile <= read.tile and order.before(written_at, index) and order.before(index, read_at):
-                wanted -= set(access.cells)
-    return not wanted
+    wanted = range(max(read.cells.start, written.cells.start), min(read.cells.stop, written.cells.stop))
+    covers = [
+        access.cells
+        for index, node in enumerate(order.nodes)
+        for access in node.accesses
+        if access.writes and (access.space, access.region) == (read.space, read.region) and access.tile <= read.tile
+        if order.before(written_at, index) and order.before(index, read_at)
+    ]
+    return not uncovered(wanted, covers)

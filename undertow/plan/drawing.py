@@ -34,11 +34,11 @@ def fill_of(name: str) -> str:
 class Drawing:
     """An SVG under construction.
 
-    width, height: pixels. title: what a screen reader says.
+    width, height: pixels. title, description: what a screen reader says.
     """
 
-    def __init__(self, width: int, height: int, title: str):
-        self.width, self.height, self.title = width, height, title
+    def __init__(self, width: int, height: int, title: str, description: str = ""):
+        self.width, self.height, self.title, self.description = width, height, title, description
         self._parts: list[str] = []
         self._heads: set[str] = set()  # inks of the arrowheads to define
 
@@ -46,9 +46,15 @@ class Drawing:
         style = f'fill="none" stroke="{MUTED}" stroke-dasharray="5 4"' if dashed else f'fill="{fill}" stroke="{INK}"'
         self._add(f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}" rx="3" {style}/>')
 
-    def hatch(self, x: float, y: float, w: float, h: float) -> None:
-        """Diagonal strokes over what lies below: cells that two regions share, or time spent waiting."""
-        self._add(f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}" fill="url(#hatch)"/>')
+    def bar(self, x: float, y: float, w: float, h: float, fill: str, *, hint: str = "") -> None:
+        """A box without an outline, for many beside each other. hint: shown under the pointer, and read out."""
+        place = f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}" fill="{fill}"'
+        self._add(f"{place}><title>{escape(hint)}</title></rect>" if hint else f"{place}/>")
+
+    def hatch(self, x: float, y: float, w: float, h: float, *, opacity: float = 1) -> None:
+        """Diagonal strokes over what lies below: cells that two regions share, time spent waiting, a guess."""
+        paler = f' opacity="{_n(opacity)}"' if opacity < 1 else ""
+        self._add(f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(w)}" height="{_n(h)}" fill="url(#hatch)"{paler}/>')
 
     def text(self, x: float, y: float, content: str, *, size: int = 15, anchor: str = "start", ink: str = INK) -> None:
         """Text whose baseline is at y. `**` at both ends makes it bold."""
@@ -83,6 +89,7 @@ class Drawing:
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}"'
                 f' width="{self.width}" height="{self.height}" role="img" font-family="{FONT}">',
                 f"<title>{escape(self.title)}</title>",
+                *([f"<desc>{escape(self.description)}</desc>"] if self.description else []),
                 '<defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse"'
                 f' patternTransform="rotate(45)"><path d="M0,0 V7" stroke="{INK}" stroke-opacity="0.45"/></pattern>'
                 f"{heads}</defs>",

@@ -53,12 +53,24 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Phases:
+    """What a CTA costs in cycles: prologue + per_tile[kind] for each of its tiles + epilogue.
+
+    per_tile: kind of tile (unmasked, masked) -> cycles. prologue and epilogue include the filling and draining.
+    """
+
+    prologue: float
+    per_tile: Mapping[str, float]
+    epilogue: float
+
+
+@dataclass(frozen=True)
 class Timeline:
     """One replay of one CTA with one set of constants.
 
     tile_begins: when each tile began, on the row that paces the kernel. utilisation: share of time in which a unit was
     busy in the steady state. stalls: role -> reason -> cycles per tile and warp, mean over its warps. assumed: the
-    names of the constants used here that are marked assumed.
+    names of the constants used here that are marked assumed. phases: what the parts of the CTA cost.
     """
 
     kernel: str
@@ -72,6 +84,7 @@ class Timeline:
     stalls: Mapping[str, Mapping[str, float]]
     critical_path: tuple[Link, ...]
     assumed: tuple[str, ...] = ()
+    phases: Phases | None = None
 
 
 @dataclass(frozen=True)

@@ -77,20 +77,27 @@ def _gathered(runtime: dict[str, str]) -> dict[str, str]:
 
 
 def library() -> Path:
-    """Return the built library, from the cache where possible.
+    """Return the built library of the back end, from the cache where possible.
+
+    Raises: CompilerMissing, with the compiler's words if it refuses the sources.
+    """
+    return built("emulator", sources())
+
+
+def built(name: str, files: dict[str, str]) -> Path:
+    """Return the library that these sources make, from the cache where possible. name: of its folder there.
 
     Raises: CompilerMissing, with the compiler's words if it refuses the sources.
     """
     compiler = find_compiler()
-    files = sources()
     try:
-        folder = cache_folder() / f"emulator-{_key(compiler, files)[:24]}"
+        folder = cache_folder() / f"{name}-{_key(compiler, files)[:24]}"
     except CacheError as error:
         raise CompilerMissing(str(error)) from error
     if not (folder / LIBRARY).exists():
         with locked(folder.parent / f".{folder.name}.lock"):
             if not (folder / LIBRARY).exists():
-                _LOG.info("building the compiled back end, once per machine, into %s", folder)
+                _LOG.info("building the compiled %s, once per machine, into %s", name, folder)
                 _build(compiler, files, folder)
     return folder / LIBRARY
 
