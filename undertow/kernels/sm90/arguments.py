@@ -1,9 +1,10 @@
-"""The argument of this kernel that the SM100 kernel does not have; see `sm100.arguments`."""
+"""The arguments of these kernels that the SM100 kernels do not have; see `sm100.arguments`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass.cute.runtime import make_fake_tensor
 
@@ -18,3 +19,8 @@ def row_terms_argument(dtype: DType) -> Any:
     shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), size)
     stride = (cute.sym_int64(divisibility=8), cute.sym_int64(divisibility=8), size, 1)
     return make_fake_tensor(ELEMENT_TYPES[dtype], shape, stride=stride, assumed_align=VECTOR_BYTES)
+
+
+def claims_argument() -> Any:
+    """Return the one i32 that counts the key/value tiles claimed so far."""
+    return make_fake_tensor(cutlass.Int32, (1,), stride=(1,), assumed_align=4)

@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from undertow.kernels.sm90.arguments import row_terms_argument
+from undertow.kernels.sm90.arguments import claims_argument, row_terms_argument
 from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext, ScheduleContext
 from undertow.kernels.sm90.roles.compute import compute
 from undertow.kernels.sm90.roles.load import load
@@ -22,7 +22,6 @@ from undertow.kernels.sm100.arguments import (
     dq_accumulator_argument,
     packing_argument,
     rows_argument,
-    vector_argument,
 )
 from undertow.kernels.sm100.bind import (
     SharedMemory,
@@ -60,7 +59,7 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
         Workspaces(
             row_terms_argument(plan.dtype),
             dq_accumulator_argument(),
-            vector_argument(Int32),
+            claims_argument(),
             counters_argument() if plan.attention.deterministic else None,
         ),
         Outputs(*rows[4:]),

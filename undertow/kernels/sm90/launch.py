@@ -29,7 +29,7 @@ from undertow.kernels.sm100.launch import (
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, dtype_of, kv_tiles
 from undertow.plan.attention import PLAIN, Attention, RowVariant
-from undertow.plan.description import Launch
+from undertow.plan.description import Launch, Tensor
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
@@ -121,7 +121,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     given = tensors.batched
     inputs: list[Any] = [rows(given.out, "out"), rows(given.dout, "dout"), scalars(given.lse, "lse")]
     outputs: list[Any] = [tiles(work.terms, "row terms"), tiles(work.dq_accumulator, "dQ accumulator")]
-    outputs.append(vector(work.claims, "claims"))
+    outputs.append(Tensor(work.claims, dims=(), name="claims"))
     if given.dlse is not None:
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
@@ -171,7 +171,7 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *(tensor_map(plan, region, given, name) for region, name in loads.items()),
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
-            vector(work.claims, "claims"),
+            Tensor(work.claims, dims=(), name="claims"),
             *([] if work.turns is None else [scalars(work.turns, "turns")]),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),

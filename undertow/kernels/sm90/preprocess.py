@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Int64
 
-from undertow.kernels.sm90.arguments import row_terms_argument
+from undertow.kernels.sm90.arguments import claims_argument, row_terms_argument
 from undertow.kernels.sm90.plan import HEAD_DIM, MOST_OF_TERM, TERM_PLACES, TERM_UNITS, TILE_M, row_term_index
 from undertow.kernels.sm100.arguments import (
     counters_argument,
@@ -83,7 +83,7 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
     outputs = RowOutputs(
         row_terms_argument(dtype),
         dq_accumulator_argument(),
-        vector_argument(Int32),
+        claims_argument(),
         counters_argument() if variant.deterministic else None,
         row_scalars_argument(padded=False) if variant.sink else None,
     )
