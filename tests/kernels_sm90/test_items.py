@@ -58,3 +58,7 @@ def test_there_is_a_cta_for_each_multiprocessor_that_gets_an_item(multiprocessor
     items = launch.num_items(tensors)
     *_, ctas, most = call.numbers_of(call.variant_named("dense", DType.BF16), tensors, Settings(), multiprocessors)
     assert (ctas, most) == (min(items, multiprocessors), items)
+    *_, ctas, most = call.numbers_of(
+        call.variant_named("dense-deterministic", DType.BF16), tensors, Settings(deterministic=True), multiprocessors
+    )
+    assert (ctas, most) == (items, 1)

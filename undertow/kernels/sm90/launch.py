@@ -139,9 +139,14 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
 
 
 def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor."""
+    """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor.
+
+    In deterministic mode one for each item, which claims no other. Measured: CTAs that stayed and claimed an item ahead
+    took 2 to 15 times as long under a causal mask, because turns waited for items that nobody had begun.
+    """
     items = num_items(tensors)
-    return *scalars_of(attention, tensors, settings), min(items, multiprocessors), items
+    ctas, most_items = (items, 1) if attention.deterministic else (min(items, multiprocessors), items)
+    return *scalars_of(attention, tensors, settings), ctas, most_items
 
 
 def emulated_numbers(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple:
