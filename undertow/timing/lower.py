@@ -321,6 +321,6 @@ class Lowering:
         specials = [t.operand.name for t in decoded.sources if isinstance(t.operand, ptx.Special)]
         if specials:
             return not all(name.startswith(_UNIFORM_SOURCES) for name in specials)
-        if opcode == "ld":
-            return not (decoded.mods.get("space") or "").startswith("param")
+        if opcode == "ld":  # of one address, it is one value; ptxas takes it so
+            return (decoded.mods.get("space") or "").startswith("local")
         return opcode in ("elect", "atom", "ldmatrix", "tcgen05", "match")
