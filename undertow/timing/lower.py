@@ -134,13 +134,13 @@ class Lowering:
         return names
 
     def _check_waits(self) -> None:
-        """The answer of a try_wait may only be used to ask again.
+        """The answer of a try_wait may only be used to ask again: the branch on it is where the warp waits.
 
         Raises: TimingError for a kernel that does something else with it.
         """
         code = self.program.code
         answers = {
-            name: decoded for decoded, form in zip(code, self._forms, strict=True) if form and form.kind is Kind.WAIT
+            name: decoded for decoded, form in zip(code, self._forms, strict=True) if form and form.kind is Kind.ASK
             for name in writes_of(decoded)
         }  # fmt: skip
         for decoded in code:
@@ -149,6 +149,8 @@ class Lowering:
                     where = self.program.where(answers[name].index)
                     raise TimingError(f"control flow depends on time: `{decoded.instruction.mnemonic}` uses the answer"
                                       f" of a try_wait, {where}")  # fmt: skip
+            if decoded.guard and decoded.guard.register.name in answers:
+                self._forms[decoded.index] = Form(Kind.WAIT)
 
     def _fold_constants(self) -> None:
         """What is computed from literals alone is a literal."""

@@ -1,9 +1,9 @@
 """The order in which an assembler puts the instructions of a straight piece: a list schedule, longest path first.
 
-Of the instructions whose operands are there and whose unit is free, the one with the longest way to the end of the piece
-goes next; among equals, the first of the text. Instructions that do more than write registers keep their order. A
-register of an asynchronous MMA is touched after the wait for its group, and before the next MMA that has it. Registers
-are taken to be plenty: this knows no spills, and no stalls for want of a register.
+Of the instructions whose operands are there and whose unit is free, the one with the longest way to the end goes next;
+among equals, the first of the text. Instructions that do more than write registers keep their order. A register of an
+asynchronous MMA is touched after the wait for its group, and before the next MMA that has it. Registers are taken to be
+plenty: this knows no spills, and no stalls for want of a register.
 """
 
 from __future__ import annotations
@@ -17,10 +17,15 @@ from .uops import Kind, Unit
 
 _HOLDS = {
     Kind.WGMMA: "wgmma_issue_interval", Kind.MMA: "tcgen05_issue_interval", Kind.COMMIT: "tcgen05_issue_interval",
-    Kind.ARRIVE: "mbarrier_arrive_cycles", Kind.WAIT: "mbarrier_ready_wait", Kind.COPY: "tma_issue_cycles",
+    Kind.ARRIVE: "mbarrier_arrive_cycles", Kind.COPY: "tma_issue_cycles",
     Kind.BARRIER_ARRIVE: "named_barrier_arrive_cycles", Kind.BARRIER_SYNC: "named_barrier_latency",
 }  # fmt: skip
-_LOADS = {Kind.LOAD: "shared_load_latency", Kind.GLOBAL: "global_load_latency", Kind.TMEM_LOAD: "tmem_load_latency"}
+_LOADS = {
+    Kind.ASK: "mbarrier_ready_wait",
+    Kind.LOAD: "shared_load_latency",
+    Kind.GLOBAL: "global_load_latency",
+    Kind.TMEM_LOAD: "tmem_load_latency",
+}
 LATENCIES = {
     Unit.NONE: "arithmetic_latency", Unit.FMA: "arithmetic_latency", Unit.PACKED_FMA: "arithmetic_latency",
     Unit.ALU: "arithmetic_latency", Unit.MULTIPLY: "arithmetic_latency", Unit.CONVERT: "arithmetic_latency",

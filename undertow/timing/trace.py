@@ -175,13 +175,20 @@ class _Builder:
         if not uops:
             return empty, empty, empty, empty
         uop, position = np.concatenate(uops), np.concatenate(positions)
-        argument = facts[origin[position]]
+        argument = self._answered(facts[origin], index)[position]
         self._branches(uop, position, index, argument)
         idle = executed[position] < 0
         if idle.any():
             uop[idle] = [self._idle(int(i)) for i in uop[idle]]
             argument[idle] = -1
         return uop, argument, index[position], np.concatenate(pieces)
+
+    def _answered(self, facts: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """The facts of a stream, those of a try_wait also at the branch on its answer, where the warp waits."""
+        kinds = np.array([-1 if node is None else node.form.kind for node in self.lowering.nodes])[index]
+        places = np.arange(len(index))
+        asked = np.maximum.accumulate(np.where(kinds == Kind.ASK, places, 0))
+        return np.where(kinds == Kind.WAIT, facts[asked], facts)
 
     def _branches(self, uop: np.ndarray, position: np.ndarray, index: np.ndarray, argument: np.ndarray) -> None:
         """A branch's argument is 1 where it is taken."""
