@@ -53,6 +53,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
         | {"timeline", "timing"},
         set(),
     ),
+    "calibrate": ({"cache", "kernels", "plan", "runtime", "timing"}, {"cutlass", "numpy", "torch"}),
     "pool": (set(), set()),
     "record_file": (set(), set()),
     "progress": (set(), set()),

@@ -12,15 +12,17 @@ from undertow import emulator
 from undertow.backward_case import main_case
 from undertow.emulator.events import BarrierOperation, MbarrierOperation, WarpgroupStep
 from undertow.inputs import Shape
+from undertow.kernels.sm90 import launch
 from undertow.kernels.sm90.plan import plan
 from undertow.plan.attention import Attention
 from undertow.plan.checks import check
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
-from undertow.plan.steps import Arrive, Finish, Group, Put, Signal, Step, Sync, Take, Touch, Wait
+from undertow.plan.steps import Arrive, Finish, Group, IfFirst, IfLast, Put, Signal, Step, Sync, Take, Touch, Wait
 
 TILES = 3
-SHAPE = Shape(1, 128 * (TILES - 1) + 44, 100, 1)  # one CTA
+SHAPE = Shape(1, 128 * (TILES - 1) + 44, 300, 1)  # three key/value tiles
+ITEMS = 3
 # GEMM: columns and instructions of its group; that of the row terms included, where there is one
 GROUPS = {"S": (128, 5), "dP": (128, 5), "dV": (64, 8), "dK": (64, 8), "dQ": (64, 8)}
 Done = tuple  # one thing that a warp did
@@ -81,7 +83,9 @@ def test_staging_that_nobody_hands_back_is_refused(owner):
 def test_staging_that_nobody_announces_is_refused():
     full = "dq_full1"
     broken = without(without(plan(), "compute[1]", Arrive(full)), "reduce[1]", Sync(full))
-    refused(broken, "compute[1] writes sdQ of tile 0 and reduce[1] reads sdQ of tile 0", "with no ordering edge")
+    refused(
+        broken, "reduce[1] may arrive at barrier dq_empty1 for round 1 while compute[1] has not arrived for round 0"
+    )
 
 
 def test_a_slot_that_half_of_the_warps_hand_back_never_gets_free():
@@ -116,7 +120,10 @@ def test_the_wait_for_dv_is_not_needed_as_long_as_q_is_waited_for_first():
     spare = changed(plan(), "compute[1].next", change)
     check(spare)
     program = plan().program("load")
-    turned = tuple((n, (*program[3:], *program[:3]) if n == "load" else steps) for n, steps in spare.programs)
+    turned = tuple(
+        (n, (*program[:2], *program[5:7], *program[2:5], *program[7:]) if n == "load" else steps)
+        for n, steps in spare.programs
+    )
     refused(replace(spare, programs=turned), "dV of compute[1] reads sdO of tile 0", "load writes sdO of tile 2")
 
 
@@ -164,6 +171,45 @@ def test_barriers_count_the_threads_that_arrive():
     refused(replace(plan(), barriers=barriers), counted)
 
 
+def of_items(p: Plan, name: str, *gone: Step) -> Plan:
+    """The plan without steps that only the first or the last query tiles of a key/value tile have."""
+
+    def change(step: Step) -> Step:
+        if isinstance(step, IfFirst | IfLast):
+            return replace(step, steps=tuple(inner for inner in step.steps if inner not in gone))
+        return step
+
+    return changed(p, name, change)
+
+
+@pytest.mark.parametrize("region, stages", [("sK", 1), ("sdO", 1)])
+def test_fewer_stages_are_refused(region, stages):
+    smem = tuple(replace(r, stages=stages) if r.name == region else r for r in plan().smem)
+    refused(replace(plan(), smem=smem), f"{region} of tile")
+
+
+def test_a_new_v_that_is_not_waited_for_is_refused():
+    refused(
+        of_items(plan(), "compute[0].next", Wait("load_compute_v", "full")),
+        "reads sV of tile 1 after load writes sV of tile 0",
+    )
+
+
+def test_v_that_one_warpgroup_does_not_hand_back_never_gets_free():
+    broken = of_items(plan(), "compute[1].next", Signal("load_compute_v", "empty"))
+    refused(broken, "load waits load_compute_v.empty of tile 1, at which 4 warps arrive, but it counts 8")
+
+
+def test_k_handed_back_before_the_late_dq_is_refused():
+    """Warpgroup 0 has a dQ of the key/value tile before in the burst after its first."""
+
+    def change(step: Step) -> Step:
+        early = isinstance(step, IfLast) and step.tile == -2
+        return IfLast((Signal("load_compute_k", "empty", -1),), -1) if early else step
+
+    refused(changed(plan(), "compute[0].next", change), "dQ of compute[0] reads sK of tile", "load writes sK of tile")
+
+
 # The kernel that runs is the one that is proved.
 
 
@@ -194,6 +240,8 @@ class Diary:
                 self._warpgroup(warp, event)
             elif event.operation is None and (event.op == "arrive" or (event.op == "wait" and event.completed)):
                 what = (event.op, self.labels.smem(event.address - self.base))
+                if what[1].startswith("schedule_"):
+                    continue  # the plan takes what there is to do as known
                 self.entries[warp].append((*what, event.phase) if event.op == "wait" else what)
 
     def _warpgroup(self, warp: int, event: WarpgroupStep) -> None:
@@ -209,9 +257,14 @@ class Diary:
 
 
 def told(p: Plan, step: Step, tile: int) -> Iterator[Done]:
-    """What a warp does for a step."""
-    if isinstance(step, Wait | Signal):
+    """What a warp does for a step, when each key/value tile has TILES query tiles."""
+    if isinstance(step, IfFirst | IfLast):
+        at = tile if isinstance(step, IfFirst) else tile + step.tile + 1
+        if at > 0 and at % TILES == 0:
+            yield from (done for inner in step.steps for done in told(p, inner, tile))
+    elif isinstance(step, Wait | Signal):
         number, stages = tile + step.tile, p.pipeline(step.pipeline).stages
+        number = number // TILES if p.pipeline(step.pipeline).per_item else number
         name = f"{step.pipeline}.{step.side}[{number % stages}]"
         yield ("wait", name, number // stages) if isinstance(step, Wait) else ("arrive", name)
     elif isinstance(step, Group):
@@ -226,12 +279,14 @@ def diary(p: Plan, actor: str) -> list[Done]:
     """What a warp of an actor must do."""
     programs = dict(p.programs)
     begin = 1 if f"{actor}.last" in programs else 0
-    parts = [("first", 0), *(("next", tile) for tile in range(begin, TILES)), ("last", TILES), ("epilogue", TILES)]
+    tiles = ITEMS * TILES
+    parts = [("first", 0), *(("next", tile) for tile in range(begin, tiles)), ("last", tiles), ("epilogue", tiles)]
     steps = [(step, tile) for part, tile in parts for step in programs.get(f"{actor}.{part}", ())]
     return [done for step, tile in steps for done in told(p, step, tile)]
 
 
-def test_the_compiled_kernel_does_what_the_plan_says():
+def test_the_compiled_kernel_does_what_the_plan_says(monkeypatch):
+    monkeypatch.setattr(launch, "EMULATED_MULTIPROCESSORS", 1)
     p = plan()
     case, seen = main_case(p, SHAPE, arch="sm90"), Diary(p)
     emulator.launch(case.ptx, case.launch, emulator.Options(backend="numpy", completion="late"), [seen])

@@ -20,11 +20,11 @@ from undertow.mutate.sites import mutated
 
 ARCH = "sm90"
 LATE = Options(schedule=0, completion="late")
-BURST = (1, 2, 3)  # the fences before dQ, dV and dK in the loop of masked tiles
+BURST = (3, 4, 5)  # the fences before dQ, dV and dK in the loop of masked tiles
 SPARED = {  # what stays when everything else that is explained is gone: kind, place, ordinal
     ("init-fence", "before", 1),
-    ("mma-fence", "in", 1),
-    ("mma-fence", "in", 6),
+    ("mma-fence", "in", 3),
+    ("mma-fence", "in", 8),
     ("mma-fence", "after", 1),
 }
 

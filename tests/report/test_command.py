@@ -35,19 +35,24 @@ def quick(monkeypatch):
         return predicted.Predicted(RECORD, made, tiles, [bar], PREDICTED, PREDICTED)
 
     monkeypatch.setattr(report, "predict", predict)
+    monkeypatch.setattr(report, "EVENTS", "none")
     monkeypatch.setattr(hazards, "section", lambda jobs, step: Section("hazards", "Hazards", "undertow check"))
 
 
 def test_the_file_holds_every_section_and_nothing_from_elsewhere(quick, tmp_path, capsys):
     path = tmp_path / "report.html"
-    missing = ["--bench", str(tmp_path / "a"), "--validation", str(tmp_path / "b")]
+    missing = ["--bench", str(tmp_path / "a"), "--validation", str(tmp_path / "b"), "--events", str(tmp_path / "c")]
     assert cli.main(["report", "--json", "--output", str(path), *missing]) == cli.RIGHT
     told = json.loads(capsys.readouterr().out)
     html = path.read_text()
     assert told["output"] == str(path) and told["bytes"] == path.stat().st_size
     keys = [section["key"] for section in told["sections"]]
     assert keys == list(report.SECTIONS) == [s.get("id") for s in tree(html).iter("section")][1:]
-    assert [key for key, section in zip(keys, told["sections"]) if section["missing"]] == ["throughput", "errors"]
+    assert [key for key, section in zip(keys, told["sections"]) if section["missing"]] == [
+        "timelines",
+        "throughput",
+        "errors",
+    ]
     assert not unlabelled(html) and not loads(html) and len(ids(html)) == len(set(ids(html)))
     links = [link.get("href") for link in tree(html).iter("a")]
     assert links == [f"#{key}" for key in keys]
@@ -100,7 +105,7 @@ def test_bad_input_is_refused_before_any_work(quick, monkeypatch, tmp_path, caps
 def test_records_of_something_else_are_refused(quick, tmp_path, capsys):
     notes = tmp_path / "notes.jsonl"
     notes.write_text("notes\n")
-    for option in ("--bench", "--validation"):
+    for option in ("--bench", "--validation", "--events"):
         assert cli.main(["report", "--output", str(tmp_path / "r.html"), option, str(notes)]) == cli.BAD_INPUT
         assert "notes.jsonl" in capsys.readouterr().err
 

@@ -13,6 +13,7 @@ from tests.timeline.handmade import timeline
 from undertow.bench.records import RecordError, RecordFile
 from undertow.report import ablation, chips, errors, maps, throughput, timelines
 from undertow.report.page import Label, Section, Source, page
+from undertow.timing.constants import CONSTANTS
 from undertow.timing.published import published
 from undertow.timing.results import Prediction
 
@@ -29,7 +30,7 @@ unit = "cycles"
 source = "somebody's table"
 date = 2026-01-02
 confidence = "published"
-[constants.slow]
+[constants.mufu_latency]
 value = 50.0
 range = [50.0, 50.0]
 unit = "cycles"
@@ -126,6 +127,23 @@ def test_timelines_tell_lengths_units_and_waits():
     assert len(list(tree(html).iter("figure"))) == 3
 
 
+def test_a_traced_kernel_stands_below_its_prediction_with_both_sources():
+    traced = Source(Label.MEASURED, "a trace", "run-iket")
+    part = timelines.traced(timeline("traced"), (timeline("pingpong"), PREDICTED), traced, "in steps of 32 ns")
+    (figure,) = tree(html_of(Section("timelines", "Timelines", "", [part]))).iter("figure")
+    assert figure.get("data-label") == "predicted measured"
+    said = [text.text or "" for text in figure.iter(f"{SVG}text")]
+    assert said.index("pingpong") < said.index("traced")
+    assert any(text.startswith("measured on made by hand (in steps of 32 ns)") for text in said)
+
+
+def test_a_traced_kernel_stands_alone_where_nothing_is_predicted():
+    part = timelines.traced(timeline("traced"), None, Source(Label.MEASURED, "a trace"), "in steps of 32 ns")
+    (figure,) = tree(html_of(Section("timelines", "Timelines", "", [part]))).iter("figure")
+    assert figure.get("data-label") == "measured"
+    assert not any("predicted" in (text.text or "") for text in figure.iter(f"{SVG}text"))
+
+
 def side(median: float) -> dict:
     """What the command says of one assumption about the port."""
     run = {"schedule": "split", "mask": "dense", "cycles_per_tile": 2900.0, "band": [2500.0, 3300.0]}
@@ -201,5 +219,6 @@ def test_constants_have_their_own_labels(tmp_path):
     assert [cell.get("data-label") for cell in fast][1:4] == ["published"] * 3
     assert [cell.get("data-label") for cell in slow][1:4] == ["assumed"] * 3
     assert [cell.text for cell in fast][1:4] == ["2", "1", "3"]
-    assert "2 constants: 1 published, 1 assumed" in html
+    assert "a chip for tests. 2 constants: 1 published, 1 assumed" in html
+    assert [cell.text for cell in (*fast, *slow)][7::8] == [None, CONSTANTS["mufu_latency"].what]
     assert chips.section([]).missing

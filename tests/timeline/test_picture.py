@@ -88,6 +88,16 @@ def test_the_picture_says_that_it_is_predicted_for_which_chip_and_how_sure():
     assert "QK t, PdO t, dK t, dQ t, dP t; 0 barriers" in (root.findtext(f"{SVG}desc") or "")
 
 
+def test_what_was_measured_says_so_beside_what_was_not():
+    both = [timeline("split"), timeline("traced")]
+    svg = draw(both, measured={"traced": "in steps of 32 ns"})
+    assert any(t.startswith("measured on made by hand (in steps of 32 ns): 1000 cycles per tile") for t in texts(svg))
+    assert any(t.startswith("predicted for made by hand") for t in texts(svg))
+    assert (ET.fromstring(svg).findtext(f"{SVG}title") or "").startswith("Predicted and measured timeline")
+    alone = draw(both[1], measured={"traced": "x"})
+    assert not any("predicted" in text.lower() for text in texts(alone))
+
+
 def test_brief_leaves_the_tensor_pipe_and_the_compute_warps():
     names = [text for text in texts(draw(timeline(), brief=True)) if re.fullmatch(r"[a-z ]+\d*", text)]
     assert {"tensor pipe", "compute 4", "compute 5"} <= set(names) and not {"load 13", "tma"} & set(names)

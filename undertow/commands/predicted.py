@@ -5,23 +5,31 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from undertow.calibrate.recorded import Source as TraceSource
+from undertow.calibrate.recorded import read_timeline
 from undertow.commands.ablation import ARCH, MASKS, SHAPE, UNKNOWN, Ablation, Both, outcome
 from undertow.commands.recorded import Problem, recorded
 from undertow.inputs import DTYPES, Shape
+from undertow.kernels.sm90.plan import plan as hopper_plan
 from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.report.ablation import COMMAND as ABLATION
 from undertow.report.bars import Bar
-from undertow.report.page import Label, Source
+from undertow.report.page import Label, Missing, Part, Source
 from undertow.report.throughput import group_of
 from undertow.report.timelines import COMMAND as TIMELINE
-from undertow.timing.chip import Chip
+from undertow.report.timelines import traced as figure
+from undertow.timing.chip import Chip, read_chip
+from undertow.timing.errors import TimingError
 from undertow.timing.grid_time import launch_time
 from undertow.timing.predict import PORT, PORTS, Draw, Drawer, draw
 from undertow.timing.published import Throughput, published
 from undertow.timing.results import Prediction, Timeline
 
+TRACED_ARCH, TRACED_CHIP, TRACED_ON = "sm90", "h200", "NVIDIA H200"
+STEPS = "in steps of 32 ns"  # of the tracer's times
 SHOWN_MASK = "dense"  # of the timelines, as in the published figures
 SERIES = {"aliased": "predicted, aliased", "split": "predicted, split"}  # beside published before and after
 
@@ -65,6 +73,29 @@ def predict(chip: Chip, arguments: argparse.Namespace, step: Callable[[str], Non
             ABLATION,
         ),
     )
+
+
+def traced(path: Path, arguments: argparse.Namespace, step: Callable[[str], None]) -> list[Part]:
+    """The SM90 kernel in a trace of run-iket, beside its prediction; notes for what is not there of the two.
+
+    Raises: calibrate.recorded.RecordError for a file that is no trace of it.
+    """
+    made = "run-iket with tools/record_events.py"
+    if not path.exists():
+        return [Missing(f"a traced run of the SM90 kernel, because there is no file `{path}`", made)]
+    chip, plan = read_chip(TRACED_CHIP), hopper_plan()
+    gigahertz = chip.constants["sm_clock_ghz"].value
+    trace = Source(Label.MEASURED, f"`{path}`, {TRACED_ON}, one CTA, cycles taken to be of {gigahertz:g} GHz", made)
+    measured = read_timeline(path, TraceSource(plan, gigahertz, TRACED_ON))
+    command = f"{TIMELINE} --arch {TRACED_ARCH}"
+    try:
+        kernels = recorded(TRACED_ARCH, [plan.name], Problem(SHAPE, MASKS[SHOWN_MASK]), chip.point(), step)
+        replayed = kernels.timeline(plan.name, chip.point(), arguments.seed, chip)
+    except TimingError as error:  # the trace is worth showing alone
+        why = Missing(f"the prediction of the SM90 kernel, because the model refuses it: {error}", command)
+        return [figure(measured, None, trace, STEPS), why]
+    predicted = Source(Label.PREDICTED, f"chip `{chip.name}`, best guesses, {SHOWN_MASK}", command)
+    return [figure(measured, (replayed, predicted), trace, STEPS)]
 
 
 def _port(chip: Chip) -> str:

@@ -9,14 +9,16 @@ from typing import Any
 
 from undertow import __version__
 from undertow.bench.records import RecordError
+from undertow.calibrate.recorded import RecordError as TraceRecordError
 from undertow.cli import Outcome
-from undertow.commands.predicted import Predicted, predict
+from undertow.commands.predicted import Predicted, predict, traced
 from undertow.pool import cores
 from undertow.progress import Progress
 from undertow.report import ablation, chips, errors, hazards, maps, throughput, timelines
 from undertow.report.errors import ErrorsFileError
 from undertow.report.page import Missing, Section, page
 from undertow.timing.chip import ChipError, names, read_chip
+from undertow.timing.constants import ConstantError
 
 DESCRIPTION = """\
 Write one HTML file with all that is known of the kernels: where tiles lie in tensor memory and in shared memory, the
@@ -34,13 +36,14 @@ SECTIONS = {
 }  # in the order of the page
 PREDICTING = ("timelines", "ablation")  # without both, nothing is predicted for the throughput either
 BENCH, VALIDATION = "results/hopper/bench.jsonl", "results/hopper/timeline.jsonl"
+EVENTS = "results/hopper/events_dense.json.gz"
 
 
 class ReportError(ValueError):
     """An option of the report that cannot be used; the message names it, its value and what is allowed."""
 
 
-BAD_INPUT = (ReportError, RecordError, ErrorsFileError, ChipError)
+BAD_INPUT = (ReportError, RecordError, TraceRecordError, ErrorsFileError, ChipError, ConstantError)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=VALIDATION,
         metavar="FILE",
         help="predicted beside measured cycles, of tools/timeline_validate.py (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--events",
+        default=EVENTS,
+        metavar="FILE",
+        help="the SM90 kernel traced by run-iket, as JSON, perhaps gzipped (default: %(default)s)",
     )
     parser.add_argument(
         "--skip", action="append", choices=SECTIONS, default=[], help="leave a section out; may be repeated"
@@ -110,9 +119,15 @@ def _sections(arguments: argparse.Namespace, step: Callable[[str], None]) -> lis
         "chips": lambda: chips.section(list(dict.fromkeys((*names(), arguments.chip)))),
     }
     if predicted is not None:
-        makers["timelines"] = lambda: timelines.section(predicted.timelines, predicted.tiles, predicted.source)
+        makers["timelines"] = lambda: _timelines(predicted, arguments, step)
         makers["ablation"] = lambda: ablation.section(predicted.record)
     return [makers[key]() if key in wanted else _skipped(key) for key in SECTIONS]
+
+
+def _timelines(predicted: Predicted, arguments: argparse.Namespace, step: Callable[[str], None]) -> Section:
+    section = timelines.section(predicted.timelines, predicted.tiles, predicted.source)
+    section.parts += traced(Path(arguments.events), arguments, step)
+    return section
 
 
 def _throughput(path: Path, predicted: Predicted | None) -> Section:

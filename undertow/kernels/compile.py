@@ -68,7 +68,7 @@ class CompiledKernel:
     resources: Resources
 
 
-def compile_kernel(name: str, config: object, build: Build, target: str = ARCH) -> CompiledKernel:
+def compile_kernel(name: str, config: object, build: Build, target: str = ARCH, events: bool = False) -> CompiledKernel:
     """Return the compiled kernel, from the disk cache where possible.
 
     Args:
@@ -77,13 +77,14 @@ def compile_kernel(name: str, config: object, build: Build, target: str = ARCH) 
         build: called on a cache miss only, returns a `cute.jit` host function that launches exactly one kernel,
             and its arguments (fake tensors). It may import the DSL: a cache hit does not.
         target: architecture to compile for, such as sm_100a.
+        events: keep the spans of `kernels.events`, for a tracer.
     Raises:
         CompileError: the DSL or ptxas refuses the kernel, or `build` launches a number of kernels other than one.
         CacheError: no folder can be written.
     """
     refuse_bad_toolchain()
-    key = _key(name, config, build, (target,))
-    files = cache.fetch(name, key, lambda: _files_of(_compile(name, target, build))).files
+    key = _key(name, config, build, (target, *_events(events)))
+    files = cache.fetch(name, key, lambda: _files_of(_compile(name, target, build, events))).files
     facts = json.loads(files["kernel.json"])
     ptx, cubin = files["kernel.ptx"].decode(), files["kernel.cubin"]
     resources = {**facts["resources"], "warnings": tuple(facts["resources"]["warnings"])}
@@ -99,12 +100,13 @@ def _files_of(kernel: CompiledKernel) -> cache.Files:
     }
 
 
-def object_key(name: str, target: str, config: object, build: Build) -> str:
+def object_key(name: str, target: str, config: object, build: Build, events: bool = False) -> str:
     """The cache key of what `compile_object` makes of the same arguments."""
-    return _key(name, config, build, (target, "object", toolchain_version("apache-tvm-ffi"), platform.machine()))
+    ffi = toolchain_version("apache-tvm-ffi")
+    return _key(name, config, build, (target, "object", ffi, platform.machine(), *_events(events)))
 
 
-def compile_object(name: str, target: str, config: object, build: Build) -> cache.Entry:
+def compile_object(name: str, target: str, config: object, build: Build, events: bool = False) -> cache.Entry:
     """Return the object file of a host function and its kernels, from the disk cache where possible.
 
     The entry's files are `OBJECT`, which offers the tvm-ffi function `FUNCTION`, and `OBJECT_PTX`, the kernels in it.
@@ -112,19 +114,26 @@ def compile_object(name: str, target: str, config: object, build: Build) -> cach
     Args:
         name, config, build: as for `compile_kernel`, but the host function may launch any number of kernels.
         target: architecture to compile for, such as sm_100a.
+        events: keep the spans of `kernels.events`, for a tracer.
     Raises:
         CompileError: the DSL or ptxas refuses a kernel, or the toolchain is known to be bad.
         CacheError: no folder can be written.
     """
     refuse_bad_toolchain()
-    return cache.fetch(name, object_key(name, target, config, build), lambda: _object_files(name, target, build))
+    key = object_key(name, target, config, build, events)
+    return cache.fetch(name, key, lambda: _object_files(name, target, build, events))
 
 
-def _object_files(name: str, target: str, build: Build) -> cache.Files:
+def _events(events: bool) -> tuple[str, ...]:
+    """The compiler's option that keeps them: without it, and it is not there by default, they leave no instruction."""
+    return ("iket",) if events else ()
+
+
+def _object_files(name: str, target: str, build: Build, events: bool) -> cache.Files:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         options = f"--enable-tvm-ffi --gpu-arch {target} --generate-line-info --keep-ptx --dump-dir '{dump}'"
-        compiled = _traced(name, target, build, options)
+        compiled = _traced(name, target, build, " ".join((options, *_events(events))))
         ptx, path = _artifact(compiled.__ptx__, str, name), Path(dump) / OBJECT
         compiled.export_to_c(object_file_path=str(path), function_name=FUNCTION)
         files = {OBJECT: path.read_bytes(), OBJECT_PTX: _with_portable_paths(ptx).encode()}
@@ -165,14 +174,14 @@ def _key(name: str, config: object, build: Build, more: tuple[str, ...] = (ARCH,
     return cache.key_of((name, described, toolchain_version(COMPILER), repr(environment), *more), named)
 
 
-def _compile(name: str, target: str, build: Build) -> CompiledKernel:
+def _compile(name: str, target: str, build: Build, events: bool) -> CompiledKernel:
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         report_path = Path(dump) / "ptxas.yaml"
         options = (
             f"--gpu-arch {target} --generate-line-info --keep-ptx --keep-cubin --dump-dir '{dump}' "
             f"--ptxas-options '-v' --remark-filter ptxas --remark-output '{report_path}'"
         )
-        compiled = _traced(name, target, build, options)
+        compiled = _traced(name, target, build, " ".join((options, *_events(events))))
         ptx, cubin = _artifact(compiled.__ptx__, str, name), _artifact(compiled.__cubin__, bytes, name)
         report = report_path.read_text() if report_path.exists() else ""
     entries = re.findall(r"\.entry\s+([\w$]+)", ptx)

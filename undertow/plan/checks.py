@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from undertow.plan.order import Access, Order
+from undertow.plan.order import Access, Order, uncovered
 from undertow.plan.schema import (
     REGISTERS_PER_SM,
     SMEM_BYTES_PER_CTA,
@@ -23,7 +23,7 @@ from undertow.plan.schema import (
 from undertow.plan.steps import Copy, Signal, Wait
 from undertow.plan.warpgroup_order import WarpgroupOrder, actors
 
-ITEMS = 5  # key/value tiles of a CTA: twice the stages of K and one more
+ITEMS = {1: 5, 2: 3}  # key/value tiles of a CTA, by the query tiles of each: their slots are reused, too
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
 
@@ -165,7 +165,7 @@ def _orders(plan: Plan) -> Iterator[Order]:
     for tiles in (1, TILES):
         yield WarpgroupOrder(plan, tiles) if actors(plan) else Order(plan, tiles)
     if any(pipeline.per_item for pipeline in plan.pipelines):
-        yield from (WarpgroupOrder(plan, ITEMS * per_item, per_item) for per_item in (1, 2))
+        yield from (WarpgroupOrder(plan, items * per_item, per_item) for per_item, items in ITEMS.items())
 
 
 def hazards(order: Order) -> Iterator[str]:
@@ -209,10 +209,12 @@ def _stale(order: Order, one: tuple[int, Access], other: tuple[int, Access]) -> 
 def _rewritten(order: Order, reader: tuple[int, Access], writer: tuple[int, Access]) -> bool:
     """Whether the reader's own value is written, in the cells that meet, after the other value was."""
     (read_at, read), (written_at, written) = reader, writer
-    wanted = set(read.cells) & set(written.cells)
-    for index, node in enumerate(order.nodes):
-        for access in node.accesses:
-            same = access.writes and (access.space, access.region) == (read.space, read.region)
-            if same and access.tile <= read.tile and order.before(written_at, index) and order.before(index, read_at):
-                wanted -= set(access.cells)
-    return not wanted
+    wanted = range(max(read.cells.start, written.cells.start), min(read.cells.stop, written.cells.stop))
+    covers = [
+        access.cells
+        for index, node in enumerate(order.nodes)
+        for access in node.accesses
+        if access.writes and (access.space, access.region) == (read.space, read.region) and access.tile <= read.tile
+        if order.before(written_at, index) and order.before(index, read_at)
+    ]
+    return not uncovered(wanted, covers)

@@ -32,6 +32,15 @@ class Access:
     tile: int
 
 
+def uncovered(cells: range, covers: Iterable[range]) -> list[range]:
+    """What of `cells` none of `covers` has."""
+    left = [cells]
+    for cover in covers:
+        pieces = [(range(c.start, min(c.stop, cover.start)), range(max(c.start, cover.stop), c.stop)) for c in left]
+        left = [piece for pair in pieces for piece in pair if piece]
+    return left
+
+
 @dataclass
 class Node:
     """One executed step."""

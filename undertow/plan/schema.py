@@ -1,8 +1,7 @@
 """The vocabulary of a kernel plan: roles, memory regions, pipelines and programs, all frozen data.
 
-A plan says who does what and in which order; numbers that follow from it (arrival counts, transaction bytes, barrier
-ids, shared-memory offsets, alias guards) are derived here, so that no kernel, test or document can type them wrongly.
-Units: TMEM is counted in 32-bit columns, SMEM in bytes, registers in 32-bit registers per thread.
+A plan says who does what and in which order; numbers that follow from it (arrivals, bytes, barrier ids, offsets, alias
+guards) are derived here, so that nobody can type them wrongly. Units: TMEM in 32-bit columns, SMEM in bytes.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Pipeline:
     `carries` names the regions that full hands over. `returns` names what the consumer hands back with empty, where it
     is more than the right to overwrite. `released_by` names a pipeline whose full side already implies this one's empty
     side, so that no empty barrier exists; `once` marks a hand-off that happens once per CTA and needs none either.
-    `first_also` are regions that travel with the first tile only. `per_item`: it counts key/value tiles, not query tiles.
+    `first_also` are regions that travel with the first tile only. `per_item` ones count key/value tiles of a CTA.
     """
 
     name: str
@@ -193,6 +192,7 @@ class Plan:
     programs: tuple[tuple[str, tuple[Step, ...]], ...]  # one tile of each other role, in program order
     attention: Attention = DENSE
     omitted_guards: tuple[str, ...] = ()  # only tests set this: the hazard must then be found
+    events: bool = False  # the kernel has named spans for a tracer
 
     def role(self, name: str) -> Role:
         return _named(self.roles, name, "role")

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
-from undertow.plan.order import Access, Node, Order
+from undertow.plan.order import Access, Node, Order, uncovered
 from undertow.plan.schema import WARP_THREADS, WARPGROUP_WARPS, Plan
 from undertow.plan.steps import Arrive, Copy, Finish, Group, IfFirst, IfLast, Put, Signal, Step, Sync, Take, Touch, Wait
 
@@ -79,21 +79,18 @@ class WarpgroupOrder(Order):
 
     def unwritten(self) -> Iterator[str]:
         """Reads of bytes that nobody has written for them before, in words."""
-        for index, node in enumerate(self.nodes):
-            for access in node.accesses:
-                if access.writes:
-                    continue
-                missing = set(access.cells)
-                for other in range(len(self.nodes)):
-                    if self.before(other, index):
-                        missing -= {cell for a in self._own(other, access) for cell in a.cells}
-                if missing:
-                    where = f"{access.space} [{min(missing)}, {max(missing) + 1})"
-                    yield f"{node.who} reads {access.region} of tile {access.tile}, of which nobody wrote {where}"
-
-    def _own(self, index: int, read: Access) -> list[Access]:
-        of = (read.region, read.tile)
-        return [a for a in self.nodes[index].accesses if a.writes and (a.region, a.tile) == of]
+        touches = [(index, access) for index, node in enumerate(self.nodes) for access in node.accesses]
+        written = defaultdict(list)
+        for index, access in touches:
+            if access.writes:
+                written[access.region, access.tile].append((index, access.cells))
+        for index, access in touches:
+            own = written[access.region, access.tile]
+            missing = uncovered(access.cells, (cells for other, cells in own if self.before(other, index)))
+            if missing and not access.writes:
+                where = f"{access.space} [{missing[0].start}, {missing[-1].stop})"
+                who = self.nodes[index].who
+                yield f"{who} reads {access.region} of tile {access.tile}, of which nobody wrote {where}"
 
     def _kept_apart(self, barrier: str, parties: dict[str, list[tuple[int, int | None]]]) -> Iterator[str]:
         for who, visits in parties.items():

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from undertow.report.page import Cell, Label, Missing, Part, Section, Source, Table
 from undertow.timing.chip import Chip, Constant, read_chip
+from undertow.timing.constants import CONSTANTS
+from undertow.timing.grid_time import LAUNCH_CONSTANTS
 
 KEY, TITLE = "chips", "Constants of the chips"
 COMMAND = "undertow calibrate"
+MEANINGS = CONSTANTS | LAUNCH_CONSTANTS
 
 
 def section(names: Sequence[str]) -> Section:
@@ -27,7 +30,7 @@ def _table(chip: Chip) -> Table:
     ]
     columns = ("constant", "value", "from", "to", "unit", "how sure", "source", "what it is")
     return Table(
-        f"`{chip.name}` ({chip.arch}): {chip.what} {len(chip.constants)} constants: {', '.join(counts)}.",
+        f"`{chip.name}` ({chip.arch}): {chip.what.rstrip('.')}. {len(chip.constants)} constants: {', '.join(counts)}.",
         columns,
         (None,) * len(columns),
         [_row(constant) for constant in chip.constants.values()],
@@ -38,7 +41,13 @@ def _row(constant: Constant) -> tuple[str | Cell, ...]:
     source = Source(Label(constant.confidence), f"{constant.source}, {constant.date.isoformat()}")
     numbers = [Cell(_short(number), source) for number in (constant.value, constant.low, constant.high)]
     sure = Cell(constant.confidence, source)
-    return f"`{constant.name}`", *numbers, constant.unit, sure, Cell(source.text, source), constant.what
+    return f"`{constant.name}`", *numbers, constant.unit, sure, Cell(source.text, source), _what(constant)
+
+
+def _what(constant: Constant) -> str:
+    """What the file says that it is, else what the model reads it as."""
+    spec = MEANINGS.get(constant.name)
+    return constant.what or (spec.what if spec else "")
 
 
 def _short(number: float) -> str:

@@ -29,6 +29,17 @@ def section(timelines: Sequence[Timeline], predictions: Mapping[str, Prediction]
     return Section(KEY, TITLE, COMMAND, [*pictures, *tables, *_sensitive(predictions, source)])
 
 
+def traced(measured: Timeline, replayed: tuple[Timeline, Source] | None, source: Source, how: str) -> Figure:
+    """A kernel that was run and traced, below what is predicted for it if anything is. source: of the trace."""
+    slower = "tracing slows a kernel down, so that it is to be compared who works when, not how long"
+    if replayed is None:
+        drawn = draw(measured, measured={measured.kernel: how})
+        return Figure(drawn, f"The SM90 kernel as it was traced; {slower}.", source)
+    timeline, by = replayed
+    drawn = draw([timeline, measured], measured={measured.kernel: how})
+    return Figure(drawn, f"The SM90 kernel as it was traced, below its prediction; {slower}.", by, (source,))
+
+
 def _lengths(timelines: Sequence[Timeline], predictions: Mapping[str, Prediction], source: Source) -> Table:
     rows = []
     for timeline in timelines:

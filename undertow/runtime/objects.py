@@ -53,7 +53,8 @@ def is_compiled(architecture: Architecture, variant: Any) -> bool:
     if is_loaded(architecture, variant):
         return True
     name = _name(architecture, variant)
-    key = object_key(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
+    about = _about(architecture, variant)
+    key = object_key(name, architecture.target, *about)
     return cache.look_up(name, key) is not None
 
 
@@ -65,7 +66,8 @@ def precompile(architecture: Architecture, variant: Any) -> cache.Entry:
     if apart.is_patched() and not is_compiled(architecture, variant):
         return apart.precompile_apart(architecture, variant)
     name = _name(architecture, variant)
-    return compile_object(name, architecture.target, (architecture.kernels, variant), _build(architecture, variant))
+    about = _about(architecture, variant)
+    return compile_object(name, architecture.target, *about)
 
 
 def forget() -> None:
@@ -76,6 +78,11 @@ def forget() -> None:
 
 def _name(architecture: Architecture, variant: Any) -> str:
     return f"{architecture.target}-{variant.name}"
+
+
+def _about(architecture: Architecture, variant: Any) -> tuple[Any, Callable[[], Any], bool]:
+    """What `compile_object` is told besides name and target. Kernels without spans have variants without that field."""
+    return (architecture.kernels, variant), _build(architecture, variant), getattr(variant, "events", False)
 
 
 def _build(architecture: Architecture, variant: Any) -> Callable[[], Any]:

@@ -14,6 +14,7 @@ RELEASE = "#15803d"  # a warp hands S back: the tensor pipe may write the next o
 GEMMS = ("QK", "PdO", "dP", "dK", "dQ")
 FILLS = {LOAD_S: "#dfe9f7", SOFTMAX: fill_of("S"), SIGNAL_P: fill_of("P"), DS: fill_of("dP"), SIGNAL_DS: fill_of("dS")}
 NEIGHBOUR = 2  # tiles; GEMMs that take turns on the tensor cores are counted in pieces, whose numbers are no tiles
+ISSUED = {"S": "S", "dV": "dV", "stage": "dQ", "add": "dQ"}  # what a tracer of the SM90 kernel calls its spans
 CARRIED = {"q": "Q", "do": "dO", "lse": "LSE", "d": "D"}  # last word of a load pipeline's name: what is copied
 PORT = ("mma_shares_port", "load_share_", "shared_", "lsu_")  # whoever uses shared memory waits for whoever else does
 RESTS_ON = {  # what gives a box its length: beginnings of the names of constants
@@ -38,6 +39,8 @@ def look_of(span: Span, first: int) -> Look:
         return Look(WAIT_FILL, "")
     if span.name in GEMMS:
         return Look(fill_of(span.name), f"{span.name}{_tile(span.tile, first)}")
+    if span.name in ISSUED:
+        return Look(fill_of(ISSUED[span.name]), span.name)
     if span.name in FILLS:
         return Look(FILLS[span.name], span.name)
     if span.kind is Kind.TRANSFER:

@@ -1,7 +1,7 @@
 """One steady tile as a picture: the tensor pipe's GEMMs above, below them every warp, barriers as red dashed lines.
 
-Several schedules are drawn below each other on one scale. What is drawn is predicted: times are a replay's, and boxes
-whose length rests on constants that nobody has measured are hatched.
+Several are drawn below each other on one scale. What is drawn is predicted, if nobody says that it was measured: times
+are a replay's, and boxes whose length rests on constants that nobody has measured are hatched.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ HEAD, AXIS, FOOT = 62, 46, 58  # pixels above the rows of a panel, below them, b
 TALL, ROW, GAP, BLOCK = 36, 20, 3, 9  # pixels: the tensor pipe's row, another's, between rows, between roles
 BRIEF = ("tensor", "compute")
 CHARACTER = 6.6  # pixels of one at size 12, at most
+LETTER = 10.5  # pixels of one at size 18 in bold, at most
 LEGIBLE = 15  # pixels: the lowest box with a name in it
 FAINT = 0.55  # opacity of the hatching, so that names stay readable
 
@@ -76,32 +77,37 @@ def draw(
     predictions: Mapping[str, Prediction] | None = None,
     brief: bool = False,
     hints: bool = True,
+    measured: Mapping[str, str] | None = None,
 ) -> str:
     """SVG of `tiles` steady tiles of every timeline, all on one scale.
 
     predictions: of cycles per tile, by kernel, for the band in the heading. brief: only the tensor pipe and the compute
     warps, as the published figures have them. hints: what a box is, under the pointer; it makes the file larger.
+    measured: kernel -> how, of those that were run and traced.
     Raises: PictureError without timelines, or for one with fewer tiles.
     """
     several = [timelines] if isinstance(timelines, Timeline) else list(timelines)
     if not several:
         raise PictureError("timelines: there is none to draw")
+    how = measured or {}
     panels = _panels(several, tiles, brief, hints)
     names = ", ".join(panel.timeline.kernel for panel in panels)
     chips = ", ".join(sorted({timeline.chip for timeline in several}))
     drawing = Drawing(
         LEFT + WIDTH + RIGHT,
         int(panels[-1].bottom + AXIS + FOOT),
-        f"Predicted timeline of {names} on {chips}, {_count(tiles)}",
+        f"{_kinds(several, how)} timeline of {names} on {chips}, {_count(tiles)}",
         _description(panels, predictions or {}),
     )
     for panel in panels:
-        _heading(drawing, panel, (predictions or {}).get(panel.timeline.kernel))
+        known = (predictions or {}).get(panel.timeline.kernel)
+        _heading(drawing, panel, known, how.get(panel.timeline.kernel))
         _axis(drawing, panel)
         for row in panel.rows:
             _row(drawing, panel, row)
         _meetings(drawing, panel)
-    _legend(drawing, panels, panels[-1].bottom + AXIS + 18)
+    replayed = any(timeline.kernel not in how for timeline in several)
+    _legend(drawing, panels, panels[-1].bottom + AXIS + 18, replayed)
     return drawing.svg()
 
 
@@ -122,6 +128,15 @@ def _panels(timelines: Sequence[Timeline], tiles: int, brief: bool, hints: bool)
 def _busy(rows: Sequence[Row], window: Window) -> tuple[Row, ...]:
     """The rows on which something happens within the window."""
     return tuple(row for row in rows if any(True for _ in window.clipped(row.spans)))
+
+
+def _kinds(timelines: Sequence[Timeline], measured: Mapping[str, str]) -> str:
+    words = [
+        word
+        for word in ("Predicted", "Measured")
+        if any((t.kernel in measured) == (word == "Measured") for t in timelines)
+    ]
+    return " and ".join(words).capitalize()
 
 
 def _count(tiles: int) -> str:
@@ -151,12 +166,14 @@ def _description(panels: Sequence[_Panel], predictions: Mapping[str, Prediction]
     return " ".join(sentences)
 
 
-def _heading(drawing: Drawing, panel: _Panel, prediction: Prediction | None) -> None:
+def _heading(drawing: Drawing, panel: _Panel, prediction: Prediction | None, measured: str | None) -> None:
     drawing.text(20, panel.top + 26, f"**{panel.timeline.kernel}**", size=18)
     assumed = len(panel.timeline.assumed)
     known = f"{assumed} of its constants assumed" if assumed else "no constant of it assumed"
     line = f"predicted for {panel.timeline.chip} ({known}): {_cycles(panel.timeline, prediction)}"
-    drawing.text(LEFT, panel.top + 26, line, size=14, ink=MUTED)
+    if measured is not None:
+        line = f"measured on {panel.timeline.chip} ({measured}): {_cycles(panel.timeline, None)}"
+    drawing.text(max(LEFT, 40 + LETTER * len(panel.timeline.kernel)), panel.top + 26, line, size=14, ink=MUTED)
 
 
 def _axis(drawing: Drawing, panel: _Panel) -> None:
@@ -215,7 +232,7 @@ def _meetings(drawing: Drawing, panel: _Panel) -> None:
         drawing.line((x, top - 7), (x, y + height + 6), ALARM, dashes="6 4")
 
 
-def _legend(drawing: Drawing, panels: Sequence[_Panel], y: float) -> None:
+def _legend(drawing: Drawing, panels: Sequence[_Panel], y: float, replayed: bool) -> None:
     x = float(LEFT)
     spans = [(p.timeline, span) for p in panels for row in p.rows for span in p.window.clipped(row.spans)]
     shown = {look_of(span, 0).fill for _, span in spans}
@@ -228,7 +245,7 @@ def _legend(drawing: Drawing, panels: Sequence[_Panel], y: float) -> None:
     if any(_wide(panel) for panel in panels):
         drawing.line((x, y - 5), (x + 22, y - 5), ALARM, dashes="6 4")
         drawing.text(x + 28, y, "barrier of all compute warps, at the last arrival", size=12, ink=MUTED)
-    line = "Predicted by a replay of executed instructions, nothing in it is measured."
+    line = "Predicted: by a replay of executed instructions, nothing in it is measured." if replayed else ""
     hatched = any(guessed(span, timeline.assumed) for timeline, span in spans)
     if hatched:
         drawing.bar(LEFT, y + 14, 22, 12, PAPER)

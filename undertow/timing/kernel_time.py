@@ -26,11 +26,12 @@ LONG, SHORT = 16, 8  # query tiles of the recorded CTAs: both fill every pipelin
 
 
 class SampleShape(NamedTuple):
-    """One sequence of one head, of which the first CTA is recorded."""
+    """One sequence of one head, of which the first CTA is recorded. items: key/value tiles that it takes."""
 
     seqlen_q: int
     seqlen_k: int
     window: tuple[int | None, int | None]
+    items: int = 1
 
 
 def sample_shapes(band: Band) -> tuple[SampleShape, ...]:
@@ -60,11 +61,19 @@ def sample_shapes(band: Band) -> tuple[SampleShape, ...]:
     )
 
 
+def shapes_of_items(band: Band) -> tuple[SampleShape, ...]:
+    """The same for CTAs that stay: another one of them takes three key/value tiles."""
+    shapes = sample_shapes(band)
+    *_, (rows, keys, window, _) = shapes if band != Band() else [SampleShape(SHORT * TILE, 3 * TILE, (None, None))]
+    return (*shapes, SampleShape(rows, keys, window, 3))
+
+
 def first_cta(shape: SampleShape, descending: bool) -> TileCounts:
     """The work of the CTA that is recorded. descending: whether CTAs take the last key/value tile first."""
-    kv_tiles = -(-shape.seqlen_k // TILE)
-    tile = Grid(kv_tiles, 1, 1, descending=descending).place(0).kv_tile
-    return tile_counts(Tiling(shape.seqlen_q, shape.seqlen_k, Band(*shape.window)), tile)
+    grid = Grid(-(-shape.seqlen_k // TILE), 1, 1, descending=descending)
+    tiling = Tiling(shape.seqlen_q, shape.seqlen_k, Band(*shape.window))
+    each = [tile_counts(tiling, grid.place(number).kv_tile) for number in range(shape.items)]
+    return TileCounts(sum(x.unmasked for x in each), sum(x.masked for x in each), shape.items)
 
 
 @dataclass(frozen=True)

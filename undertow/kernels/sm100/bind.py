@@ -14,6 +14,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import tcgen05
 
+from undertow.kernels.events import span
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
 from undertow.plan.schema import MBARRIER_BYTES, REGISTERS_PER_SM, Arrival, Pipeline, Plan
 
@@ -69,7 +70,8 @@ class Channel:
         """Block the thread until this side of the tile's slot is complete; a slot without an earlier tile is free."""
         assert self.role == self._owner("empty" if side == "full" else "full"), f"{self.role} may not wait: {self}"
         if not isinstance(tile, int) or tile >= 0:
-            cute.arch.mbarrier_wait(self._barrier(side, tile), (tile >> self._log2_stages) & 1)
+            with span(self.plan, f"{self.pipeline.name}.{side}"):
+                cute.arch.mbarrier_wait(self._barrier(side, tile), (tile >> self._log2_stages) & 1)
 
     def arrive(self, side: str, tile: int | Int32) -> None:
         """Arrive by one elected lane; the caller has joined the warp's lanes."""
@@ -154,7 +156,8 @@ def initialise_barriers(smem: SharedMemory) -> None:
 
 def barrier(plan: Plan, name: str) -> None:
     """Wait at a named barrier for all warps of its roles."""
-    cute.arch.barrier(barrier_id=plan.barrier_ids[name], number_of_threads=plan.barrier_threads(name))
+    with span(plan, name):
+        cute.arch.barrier(barrier_id=plan.barrier_ids[name], number_of_threads=plan.barrier_threads(name))
 
 
 def is_role(plan: Plan, role: str, warp: Int32) -> Any:

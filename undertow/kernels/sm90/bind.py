@@ -5,12 +5,15 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Int32
 
+from undertow.kernels.events import span
 from undertow.plan.schema import Plan
 
 
 def sync_of(plan: Plan, name: str, owner: Int32) -> None:
     """Wait at the named barrier of a compute warpgroup: `name` followed by its number."""
-    cute.arch.barrier(barrier_id=_identifier(plan, name, owner), number_of_threads=plan.barrier_threads(f"{name}0"))
+    with span(plan, name):
+        threads = plan.barrier_threads(f"{name}0")
+        cute.arch.barrier(barrier_id=_identifier(plan, name, owner), number_of_threads=threads)
 
 
 def arrive_of(plan: Plan, name: str, owner: Int32) -> None:

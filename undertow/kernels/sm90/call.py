@@ -5,7 +5,7 @@ There is one schedule. What the kernels do not have is refused by name: a softma
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from undertow.kernels.sm90.launch import numbers, planned
 from undertow.kernels.sm90.plan import WARPGROUPS
@@ -28,15 +28,16 @@ class Variant:
     dtype: DType
     attention: Attention
     rows: RowVariant
+    events: bool = False  # its kernels have named spans: see kernels.events
 
     @property
     def plan(self) -> Plan:
-        return planned(None, self.dtype, self.attention)
+        return replace(planned(None, self.dtype, self.attention), events=self.events)
 
     @property
     def name(self) -> str:
         """Short and unique: architecture, element type, attention, what flows in besides."""
-        more = [flag for flag in ("dlse", "sink") if getattr(self.rows, flag)]
+        more = [flag for flag in ("dlse", "sink") if getattr(self.rows, flag)] + ["events"] * self.events
         return "-".join(["sm90", self.dtype.label, self.attention.name, *more])
 
 

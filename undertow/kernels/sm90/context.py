@@ -12,6 +12,7 @@ from cutlass import Float32, Int32
 from undertow.kernels.sm90.work import Items, LaunchScalars
 from undertow.kernels.sm100.bind import Channels, SharedMemory
 from undertow.kernels.sm100.context import TensorMaps
+from undertow.kernels.sm100.work import Work
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,40 @@ class ComputeContext:
     items: Items
     leaving: EpilogueContext
     scalars: LaunchScalars
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What a thread keeps from burst to burst. p, ds: operands of the dV and dK GEMMs; dv, dk: their sums."""
+
+    p: cute.Tensor
+    ds: cute.Tensor
+    dv: cute.Tensor
+    dk: cute.Tensor
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
+
+    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: the item, counted with
+    those that are empty, whose dV and dK there are.
+    """
+
+    trip: Int32
+    k_before: Int32
+    k_earlier: Int32
+    sums: Int32
+
+
+@dataclass(frozen=True)
+class Item:
+    """A key/value tile that is worked on. start, last: its first and last trip. number: among those that have trips."""
+
+    work: Work
+    start: Int32
+    last: Int32
+    number: Int32
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from undertow.kernels.events import span
 from undertow.kernels.sm90.instructions import opaque
 from undertow.kernels.sm90.plan import ROW_TERMS, TERM_UNITS, WARPGROUP_THREADS, WARPGROUPS
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
@@ -29,6 +31,8 @@ SMEM, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 class Gemm:
     """One GEMM. a: fragments of descriptors, or None where the operand is in registers; b: of descriptors."""
 
+    plan: cutlass.Constexpr
+    name: cutlass.Constexpr
     mma: cute.TiledMma
     shape: Any  # (m of both warpgroups, n, k)
     a: Any
@@ -47,13 +51,14 @@ class Gemm:
 
         a: registers, or the stage of a in shared memory. onto: a one-step GEMM and its operand a; same stage.
         """
-        warpgroup.fence()
-        if onto is not None:
-            gemm, operand = onto
-            gemm.steps(d, operand, gemm.b[None, None, None, stage], False)
-        a = a if self.a is None else self.a[None, None, None, a]
-        self.steps(d, a, self.b[None, None, None, stage], accumulate or onto is not None)
-        warpgroup.commit_group()
+        with span(self.plan, self.name):
+            warpgroup.fence()
+            if onto is not None:
+                gemm, operand = onto
+                gemm.steps(d, operand, gemm.b[None, None, None, stage], False)
+            a = a if self.a is None else self.a[None, None, None, a]
+            self.steps(d, a, self.b[None, None, None, stage], accumulate or onto is not None)
+            warpgroup.commit_group()
 
     def steps(self, d: cute.Tensor, a: Any, b: Any, accumulate: bool) -> None:
         """Issue the instructions, 16 of k each."""
@@ -85,23 +90,25 @@ def gemms(smem: SharedMemory, owner: Int32) -> Gemms:
     q, k, v, do = (_rows(smem, region) for region in ("sQ", "sK", "sV", "sdO"))
     ds = _panels(smem, "sdS")
     return Gemms(
-        row=_gemm(plan, (n, m, ROW_TERMS), owner, None, (_row_terms(smem), K_MAJOR)),
-        s=_gemm(plan, (n, m, d), owner, (k, K_MAJOR), (q, K_MAJOR)),
-        dp=_gemm(plan, (n, m, d), owner, (v, K_MAJOR), (do, K_MAJOR)),
-        dv=_gemm(plan, (n, d, m), owner, None, (_transposed(do), MN_MAJOR)),
-        dk=_gemm(plan, (n, d, m), owner, None, (_transposed(q), MN_MAJOR)),
-        dq=_gemm(plan, (m, d, n), owner, (ds, MN_MAJOR), (_transposed(k), MN_MAJOR)),
+        row=_gemm((plan, "row"), (n, m, ROW_TERMS), owner, None, (_row_terms(smem), K_MAJOR)),
+        s=_gemm((plan, "S"), (n, m, d), owner, (k, K_MAJOR), (q, K_MAJOR)),
+        dp=_gemm((plan, "dP"), (n, m, d), owner, (v, K_MAJOR), (do, K_MAJOR)),
+        dv=_gemm((plan, "dV"), (n, d, m), owner, None, (_transposed(do), MN_MAJOR)),
+        dk=_gemm((plan, "dK"), (n, d, m), owner, None, (_transposed(q), MN_MAJOR)),
+        dq=_gemm((plan, "dQ"), (m, d, n), owner, (ds, MN_MAJOR), (_transposed(k), MN_MAJOR)),
     )
 
 
-def _gemm(plan: Plan, shape: tuple[int, int, int], owner: Int32, a: Any, b: tuple) -> Gemm:
+def _gemm(of: tuple[Plan, str], shape: tuple[int, int, int], owner: Int32, a: Any, b: tuple) -> Gemm:
+    """of: the plan, and the GEMM's name."""
+    plan, name = of
     element = ELEMENT_TYPES[plan.dtype]
     source, a_major = (REGISTERS, K_MAJOR) if a is None else (SMEM, a[1])
     op = warpgroup.MmaF16BF16Op(element, Float32, (64, shape[1], 16), source, a_major, b[1])
     mma = cute.make_tiled_mma(op, (WARPGROUPS, 1, 1))
     own = mma.get_slice(owner * WARPGROUP_THREADS)
     from_a = None if a is None else own.make_fragment_A(own.partition_A(a[0]))
-    return Gemm(mma, shape, from_a, own.make_fragment_B(own.partition_B(b[0])))
+    return Gemm(plan, name, mma, shape, from_a, own.make_fragment_B(own.partition_B(b[0])))
 
 
 def _rows(smem: SharedMemory, region: str) -> cute.Tensor:

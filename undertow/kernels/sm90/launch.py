@@ -5,7 +5,6 @@ As `sm100.launch`, whose settings and tensors these are; only what lies between 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,28 +12,33 @@ import torch
 from undertow.kernels.compile import CompiledKernel, compile_kernel
 from undertow.kernels.sm90.plan import plan as plan_of
 from undertow.kernels.sm90.tensors import Workspaces, allocate_workspaces, check_scale
+from undertow.kernels.sm100 import launch as sm100
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.launch import (
     DEFAULT,
     LOG2_E,
-    MAX_GRID,
     CompiledBackward,
     Settings,
     attention_of,
+    average_rows,
+    check_variant,
+    in_order,
+    postprocess_launch,
     row_variant_of,
-    scalars_of,
 )
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
-from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, LaunchInputError, check_tensors, kv_tiles
+from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, dtype_of, kv_tiles
 from undertow.plan.attention import PLAIN, Attention, RowVariant
 from undertow.plan.description import Launch
-from undertow.plan.grid import Grid
+from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
 
 ARCH, TARGET = "sm90", "sm_90a"
 EMULATED_MULTIPROCESSORS = 2
 SCHEDULES = ("pingpong",)
+L2_BYTES = 18 * 2**20  # of the query side of a bundle, of the 50 MB of an H200: with more, CTAs wait for memory
+WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
 
 
 def planned(schedule: str | None, dtype: DType, attention: Attention) -> Plan:
@@ -48,17 +52,6 @@ def planned(schedule: str | None, dtype: DType, attention: Attention) -> Plan:
         return plan_of(dtype, attention)
     except PlanError as error:
         raise LaunchInputError(str(error)) from error
-
-
-def dtype_of(tensors: BackwardTensors) -> DType:
-    """The element type of the kernels for a call.
-
-    Raises: LaunchInputError for one without kernels.
-    """
-    for ours, theirs in TORCH_TYPES.items():
-        if theirs == tensors.q.dtype:
-            return ours
-    raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
 
 
 def compile_for(schedule: str | None, tensors: BackwardTensors, settings: Settings = DEFAULT) -> CompiledBackward:
@@ -87,7 +80,7 @@ def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
         compile_kernel(f"{name}-{ARCH}", (plan.dtype, rows), lambda name=name: built(name), TARGET)
         for name in ("preprocess", "postprocess")
     )
-    main = compile_kernel(f"backward-{ARCH}-{plan.name}", plan, lambda: built("main"), TARGET)
+    main = compile_kernel(f"backward-{ARCH}-{plan.name}", plan, lambda: built("main"), TARGET, plan.events)
     return CompiledBackward(plan, rows, before, main, after, ARCH)
 
 
@@ -104,26 +97,16 @@ def launches(
     Raises:
         LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
     """
-    for asked, has in (
-        (attention_of(settings, tensors), compiled.plan.attention),
-        (row_variant_of(settings, tensors), compiled.rows),
-    ):
-        if asked != has:
-            raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
-    check_tensors(compiled.plan, tensors)
+    check_variant(compiled, tensors, settings)
     check_scale(settings, compiled.plan.dtype)
     work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
-    described = []
-    if tensors.q.numel():
-        described.append((compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work, settings)))
-    if tensors.k.numel():
-        described.append((compiled.main, main_launch(compiled, tensors, work, settings)))
-    if tensors.q.numel():
-        described.append((compiled.postprocess, postprocess_launch(compiled.postprocess, tensors, work, settings)))
-    for kernel, launch in described:
-        if math.prod(launch.grid) > MAX_GRID:
-            raise LaunchInputError(f"{kernel.name} would need {math.prod(launch.grid)} CTAs: at most {MAX_GRID}")
-    return described
+    return in_order(
+        compiled,
+        tensors,
+        lambda: preprocess_launch(compiled.preprocess, tensors, work, settings),
+        lambda: main_launch(compiled, tensors, work, settings),
+        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
+    )
 
 
 def lse_factor(settings: Settings) -> float:
@@ -201,19 +184,22 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
     )
 
 
-def postprocess_launch(
-    kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, settings: Settings
-) -> Launch:
-    """Describe the launch that writes dq from the accumulator, and dsink from its parts."""
-    given = tensors.batched
-    sums = [tiles(work.dq_accumulator, "dQ accumulator")]
-    results = [rows(given.dq, "dq")]
-    if given.dsink is not None and work.dsink_parts is not None:
-        sums.append(scalars(work.dsink_parts, "dsink parts"))
-        results.append(vector(given.dsink, "dsink"))
-    return Launch(
-        kernel=kernel.entry,
-        grid=query_grid(work.dq_accumulator),
-        block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(*sums, *results, *packing(given, "q"), settings.scale),
-    )
+def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`."""
+    return sm100.scalars_of(attention, tensors, settings, bundle_of(attention, tensors))
+
+
+def bundle_of(attention: Attention, tensors: BackwardTensors) -> int:
+    """Key/value heads to a bundle, under every mask: those whose query side fits in L2, and at least a wave of CTAs.
+
+    Interleaved heads matter most in deterministic mode without a mask: all CTAs of a head visit the query tiles in one
+    order, one behind the other, and a CTA that starts when the first of a head ends should take the place of that one
+    in another head, not the next place in a queue. There a wave does not matter: query heads of a group, which fill
+    the bundle, make the queue that much longer.
+    """
+    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2]
+    fitting = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads, L2_BYTES)
+    if attention.deterministic:
+        return fitting
+    tiles = max(1, kv_tiles(tensors))
+    return max(fitting, min(kv_heads, -(-WAVE // tiles)))

@@ -14,8 +14,7 @@ from undertow.plan.schema import DType
 
 CLAIMS = 4  # 32-bit words that the workspace has for one: what follows begins at 16 bytes
 ROW_TERMS_TILE = TILE_M * ROW_TERMS  # 16-bit elements
-# In size: the kernels divide LSE by it, and terms of f16 hold 1e7. So in f16 |q.k| must stay below 6e6, too; under a
-# softcap LSE itself.
+# In size: the kernels divide LSE by it. What is beyond 3.84e6 in f16, or 1e30 in bf16, is NaN then: see `preprocess`.
 LEAST_SCALE = {DType.BF16: 1e-20, DType.F16: 4e-6}
 
 

@@ -11,6 +11,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 
+from undertow.kernels.events import span
 from undertow.kernels.sm100.bind import barrier, multiple
 from undertow.kernels.sm100.context import ComputeContext
 from undertow.kernels.sm100.descriptors import PANEL_BYTES, SWIZZLE_ROWS, panel_bytes
@@ -64,7 +65,8 @@ def _run(c: ComputeContext, step: SynchronisedStep, at: tuple[Int32, Int32], reg
     elif isinstance(step, Signal):
         c.channels[step.pipeline].arrive(step.side, trip + step.tile)
     elif isinstance(step, Load):
-        _LOADS[step.region](c, step, at, registers)
+        with span(c.plan, _SPANS[step.region]):
+            _LOADS[step.region](c, step, at, registers)
     elif isinstance(step, Store):
         for stage in step.stages:
             _STORES[step.region](c, stage, registers[step.region, stage])
@@ -147,6 +149,7 @@ def _store_sds(c: ComputeContext, stage: int, words: list[Int32]) -> None:
 
 
 _LOADS = {"S": _load_tmem, "dP": _load_tmem, "sLSE": _load_lse, "sD": _load_d}
+_SPANS = {"S": "tmem", "dP": "tmem", "sLSE": "softmax", "sD": "dS"}  # what the work is called in a trace
 _STORES = {"P": _store_tmem("P"), "dS": _store_tmem("dS"), "sdS": _store_sds}
 
 

@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 
+from undertow.kernels.events import span
 from undertow.kernels.sm100.context import MmaContext
 from undertow.kernels.sm100.descriptors import (
     GRANULE_BYTES,
@@ -49,7 +50,8 @@ def _run(c: MmaContext, steps: Iterable[Step], trip: int | Int32) -> None:
             channel = c.channels[step.pipeline]
             channel.commit(step.side, 0 if channel.pipeline.once else trip + step.tile)
         elif isinstance(step, Issue):
-            _issue(c, c.plan.mma(step.mma), trip + step.tile)
+            with span(c.plan, step.mma):
+                _issue(c, c.plan.mma(step.mma), trip + step.tile)
 
 
 def _issue(c: MmaContext, op: MmaOp, tile: int | Int32) -> None:

@@ -16,6 +16,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64
 
+from undertow.kernels.events import span
 from undertow.kernels.sm100.bind import barrier
 from undertow.kernels.sm100.context import ReduceContext
 from undertow.kernels.sm100.instructions import bulk_reduce_add, store_vector, tmem_load
@@ -47,7 +48,8 @@ def _run(c: ReduceContext, step: SynchronisedStep, trip: Int32, query: tuple[Int
     if isinstance(step, Wait):
         c.channels[step.pipeline].wait(step.side, trip + step.tile)
     elif isinstance(step, Load):
-        dq += _load(c, step.region)
+        with span(c.plan, "tmem"):
+            dq += _load(c, step.region)
     elif isinstance(step, Join):
         cute.arch.sync_warp()
     elif isinstance(step, Signal):

@@ -17,7 +17,6 @@ the proxy fences between its stores to sdS and sdQ and who reads them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -25,78 +24,20 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from undertow.kernels.events import span
 from undertow.kernels.sm90.bind import arrive_of, sync_of
-from undertow.kernels.sm90.context import ComputeContext
+from undertow.kernels.sm90.context import ComputeContext, Item, Progress, Registers
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
-from undertow.kernels.sm90.instructions import store_matrices
-from undertow.kernels.sm90.plan import (
-    DS_STAGES,
-    K_STAGES,
-    LOAD_STAGES,
-    ROW_TERMS,
-    TERM_PLACES,
-    TERM_UNITS,
-    WARPGROUP_ROWS,
-    WARPGROUP_THREADS,
-    row_term_index,
-)
+from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_THREADS
 from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of, write_zeros
-from undertow.kernels.sm90.softmax import (
-    bounded,
-    capped_exponents,
-    column_of,
-    hyperbolic_tangents,
-    masked,
-    packed_pairs,
-    probabilities,
-    times_slopes,
-)
+from undertow.kernels.sm90.scores import PANEL_BYTES, VECTOR_BYTES, gradients_of_scores
 from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm100.work import Work
 from undertow.plan.tiles import Span
 
-CHUNK = 16  # registers of an accumulator that are worked on together: 32 query columns
-EARLY_CHUNKS = 2  # of P, while dP is still being computed
-VECTOR_BYTES = 16
-PANEL_BYTES = 128 * 128  # of sdS: 64 query columns of all keys
-TERMS_READ = 4  # 16-bit elements of a load: all terms of a number
 LSE, D = 0, 1  # the numbers of a row, as `plan.row_term_index` counts them
 Q, DO, K, V = "load_compute_q", "load_compute_do", "load_compute_k", "load_compute_v"
 SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
-
-
-@dataclass(frozen=True)
-class Registers:
-    """What a thread keeps from burst to burst. p, ds: operands of the dV and dK GEMMs; dv, dk: their sums."""
-
-    p: cute.Tensor
-    ds: cute.Tensor
-    dv: cute.Tensor
-    dk: cute.Tensor
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
-
-    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: the item, counted with
-    those that are empty, whose dV and dK there are.
-    """
-
-    trip: Int32
-    k_before: Int32
-    k_earlier: Int32
-    sums: Int32
-
-
-@dataclass(frozen=True)
-class Item:
-    """A key/value tile that is worked on. start, last: its first and last trip. number: among those that have trips."""
-
-    work: Work
-    start: Int32
-    last: Int32
-    number: Int32
 
 
 @cute.jit
@@ -183,7 +124,7 @@ def _first_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item):
     c.channels[V].wait("full", 0)
     c.channels[DO].wait("full", 0)
     g.dp.issue(dp, 0, 0, False, add_number(g, c.plan, D))
-    _softmax(c, r, item, (s, dp), (Int32(0), item.work.first_tile), True)
+    gradients_of_scores(c, r, item, (s, dp), (Int32(0), item.work.first_tile), True)
 
 
 @cute.jit
@@ -223,7 +164,7 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     _hand_over_dq(c)
     if cutlass.const_expr(is_special):
         _write_sums(c, r, item, now)
-    _softmax(c, r, item, (s, dp), (trip, tile), is_masked)
+    gradients_of_scores(c, r, item, (s, dp), (trip, tile), is_masked)
 
 
 @cute.jit
@@ -276,103 +217,19 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
         _hand_over_dq(c)
 
 
-def _softmax(c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[Int32, Int32], is_masked: bool) -> None:
-    """P and dS of a tile, into registers for dV and dK and into sdS for dQ. of: S and dP in flight; at: trip, tile.
-
-    Under a softcap every chunk is taken from S to dS at once: there are no registers for all weights beside dP.
-    """
-    (s, dp), (trip, tile) = of, at
-    rows = _matrix_rows(c, c.smem.address("sdS", trip % DS_STAGES))
-    capped = c.plan.attention.softcap
-    weights: dict[int, list[Float32]] = {}
-    warpgroup.wait_group(0 if capped else 1)
-    if capped:
-        _release_v(c, item, trip)
-    for number, start in enumerate(range(0, cute.size(s), CHUNK), start=1):
-        scores = [s[start + index] for index in range(CHUNK)]
-        weights[start] = _weights(c, words(r.p), scores, (item.work, trip, tile, start), is_masked)
-        if capped:
-            _score_gradients(c, words(r.ds), dp, rows, (start, weights.pop(start)))
-        elif number == EARLY_CHUNKS:
-            warpgroup.wait_group(0)
-            _release_v(c, item, trip)
-    for of_chunk in weights.items():
-        _score_gradients(c, words(r.ds), dp, rows, of_chunk)
-    cute.arch.fence_view_async_shared()
-
-
-def _release_v(c: ComputeContext, item: Item, trip: Int32) -> None:
-    """Hand V back after the last dP of the item."""
-    c.channels[V].arrive_if("empty", item.number, (trip == item.last) & (c.thread % 32 == 0))
-
-
-def _weights(c: ComputeContext, p: cute.Tensor, scores: list[Float32], at: tuple, is_masked: bool) -> list[Float32]:
-    """P of a chunk into registers; returns what dP - D is multiplied with. at: work, trip, tile and first register."""
-    work, trip, tile, start = at
-    exponents, tanh = _exponents(c, scores, (trip, start))
-    if is_masked:
-        exponents = masked(bounded(exponents), start, _seen(c, work, tile))
-    weights = probabilities(exponents)
-    for index, word in enumerate(packed_pairs(weights, c.plan.dtype)):
-        p[start // 2 + index] = word
-    return times_slopes(weights, tanh) if tanh else weights
-
-
-def _score_gradients(c: ComputeContext, ds: cute.Tensor, dp: cute.Tensor, rows: list[Int32], of: tuple) -> None:
-    """dS of a chunk, into registers and into sdS. of: its first register and its weights."""
-    start, weights = of
-    new = packed_pairs([weight * dp[start + index] for index, weight in enumerate(weights)], c.plan.dtype)
-    for index, word in enumerate(new):
-        ds[start // 2 + index] = word
-    for index in range(0, len(new), 4):
-        panel, step = divmod((start // 2 + index) // 4, len(rows))
-        store_matrices(rows[step] + panel * PANEL_BYTES, new[index : index + 4])
-
-
 def _start_of_s(c: ComputeContext, g: Gemms) -> Any:
     """What S starts from: -LSE / softmax_scale, or nothing where a softcap bends the scores before LSE is taken off."""
     return None if c.plan.attention.softcap else add_number(g, c.plan, LSE)
-
-
-def _exponents(c: ComputeContext, scores: list[Float32], at: tuple) -> tuple[list[Float32], list[Float32]]:
-    """Base-2 logarithms of P, and the tangents of a softcap if there is one. at: trip and first register."""
-    trip, start = at
-    if not c.plan.attention.softcap:
-        return [score * c.scalars.softmax_scale_log2 for score in scores], []
-    tanh = hyperbolic_tangents(scores, c.scalars.tanh_scale)
-    columns = dict.fromkeys(map(column_of, range(start, start + len(scores))))
-    lse_log2 = {column: _negative_lse(c, trip, column) for column in columns}
-    return capped_exponents(tanh, c.scalars.softcap_log2, start, lse_log2), tanh
-
-
-def _negative_lse(c: ComputeContext, trip: Int32, column: int) -> Float32:
-    """-LSE of a query column, `column` away from the thread's first; exact, as its terms are summed from the last."""
-    group, within = divmod(column, 8)
-    first = row_term_index(c.thread % 4 * 2 + within, LSE) + group * 8 * ROW_TERMS
-    terms = cute.make_tensor(
-        c.smem.pointer("sRow", trip % LOAD_STAGES) + cute.assume(first, divby=TERMS_READ), cute.make_layout(TERMS_READ)
-    ).load()
-    units, total = TERM_UNITS[c.plan.dtype], Float32(0.0)
-    for place in reversed(TERM_PLACES):
-        total = total + terms[place].to(Float32) * Float32(units[place % 2])
-    return total
-
-
-def _seen(c: ComputeContext, work: Work, tile: Int32) -> tuple[Int32 | None, Int32 | None]:
-    """The columns of a query tile that see the thread's first key, counted from its first column."""
-    row = c.owner * WARPGROUP_ROWS + c.thread // 32 * 16 + c.thread % 32 // 4
-    first_column = tile * c.plan.tile_m + c.thread % 4 * 2
-    first, end = work.tiling.rows_that_see(work.kv_tile * c.plan.tile_n + row)
-    return None if first is None else first - first_column, None if end is None else end - first_column
 
 
 def _stage_dq(c: ComputeContext, dq: cute.Tensor) -> None:
     """Store the share of dQ in the order of the accumulator, once the one before has been read."""
     sync_of(c.plan, "dq_empty", c.owner)
     address = c.smem.address("sdQ", c.owner) + c.thread * VECTOR_BYTES
-    for group in range(cute.size(dq) // 4):
-        values = [dq[4 * group + index] for index in range(4)]
-        store_vector("shared", address + group * (VECTOR_BYTES * WARPGROUP_THREADS), values)
+    with span(c.plan, "stage"):
+        for group in range(cute.size(dq) // 4):
+            values = [dq[4 * group + index] for index in range(4)]
+            store_vector("shared", address + group * (VECTOR_BYTES * WARPGROUP_THREADS), values)
 
 
 def _hand_over_dq(c: ComputeContext) -> None:
@@ -391,13 +248,3 @@ def _clear_late_tile(c: ComputeContext):
         address = c.smem.address("sdS", DS_STAGES - 1) + c.thread * VECTOR_BYTES
         for step in range(PANEL_BYTES // (VECTOR_BYTES * WARPGROUP_THREADS)):
             store_vector("shared", address + step * (VECTOR_BYTES * WARPGROUP_THREADS), [Int32(0)] * 4)
-
-
-def _matrix_rows(c: ComputeContext, region: Int32) -> list[Int32]:
-    """Addresses for `store_matrices`, under the 128-byte swizzle: the warp's 16 rows, of 16 columns each.
-
-    region: rows of 128 bytes.
-    """
-    row = c.owner * WARPGROUP_ROWS + c.thread // 32 * 16 + c.thread % 16
-    swizzle = (c.thread % 32 // 16) ^ (c.thread % 8)
-    return [region + row * 128 + ((2 * step) ^ swizzle) * VECTOR_BYTES for step in range(4)]

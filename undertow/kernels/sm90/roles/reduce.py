@@ -17,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from undertow.kernels.events import span
 from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ReduceContext
 from undertow.kernels.sm90.plan import WARPGROUPS
@@ -100,7 +101,7 @@ def _add(c: ReduceContext, work: Work, head: Int32, tile: Int32):
     region = c.plan.smem_region("sdQ")
     share = region.rows * region.columns
     sums = c.mdQ_accumulator[work.batch, work.query_head(head), Int64(work.workspace_tile + tile), None]
-    with cute.arch.elect_one():
+    with span(c.plan, "add"), cute.arch.elect_one():
         bulk_reduce_add(sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
         cute.arch.cp_async_bulk_commit_group()
 
