@@ -114,3 +114,12 @@ def test_another_cta_and_unknown_constants_are_refused():
     with pytest.raises(ValueError, match="missing for sm_90a"):
         record(given, {})
     assert replayed(given, SM90).run.cycles > 0
+
+
+def test_claims_of_work_are_an_assumption_with_a_name():
+    given = kernel("atom.global.add.u32 %r1, [%p0], 1; st.global.b32 [%p0+4], %r1;", np.zeros(64, np.int32))
+    (assumption,) = record(given, values(SM100), claims=True).assumptions
+    assert assumption.startswith("dynamic scheduling")
+    other = kernel("atom.global.cas.b32 %r1, [%p0], 0, 1; st.global.b32 [%p0+4], %r1;", np.zeros(64, np.int32))
+    with pytest.raises(TimingError, match="turns"):
+        record(other, values(SM100), claims=True)

@@ -80,7 +80,6 @@ def test_any_kernel_has_the_time_of_a_cta(capsys):
         (("--kv-heads", "5"), "kv_heads=5: must divide heads=32"),
         (("--batch", "0"), "batch=0: must be at least 1"),
         (("--arch", "sm90", "--schedule", "split"), "schedule 'split' is unknown on sm90"),
-        (("--arch", "sm90", "--softcap", "30"), "softcap is not there on sm_90a"),
         (("--ablation", "--causal"), "--causal: not allowed beside --ablation"),
         (("--ablation", "--arch", "sm90"), "--arch: not allowed beside --ablation"),
         (("--ptx", "x.ptx"), "--ptx: needs --launch, too"),

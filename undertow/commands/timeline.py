@@ -48,7 +48,7 @@ Without options: the four sm100 schedules on a B200, dense, 8 x 8192, 32 heads. 
 description as `undertow check --help` gives it: --ptx FILE --launch FILE; its first CTA is what is timed.
 
 Refused, because what runs depends on time: the deterministic mode (CTAs wait for one another in the order of their
-turns) and kernels that fetch their work while they run.
+turns) and other kernels that fetch their work while they run; of ours that do it is said what is assumed instead.
 
 Exit code 0: predicted. 1: the kernel deadlocks. 2: the options, files or kernel cannot be used.
 """
@@ -124,7 +124,9 @@ def _chip(arguments: argparse.Namespace, target: str) -> Chip:
 
     Raises: ChipError for another architecture's, or one that lacks a constant.
     """
-    chip = read_chip(arguments.chip or DEFAULT_CHIPS.get(target, ""))
+    if arguments.chip is None and target not in DEFAULT_CHIPS:
+        raise ChipError(f"no chip for {target}: allowed are kernels for {', '.join(DEFAULT_CHIPS)}, or --chip FILE")
+    chip = read_chip(arguments.chip or DEFAULT_CHIPS[target])
     if chip.arch != target:
         raise ChipError(f"chip {chip.name} runs {chip.arch}: the kernel is for {target}")
     missing = (constants_of(chip.arch) | LAUNCH_CONSTANTS).keys() - chip.constants.keys()
@@ -162,7 +164,7 @@ def _schedules(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     kernels = recorded(arguments.arch, schedules, problem, chip.point(), progress.step)
     draws = draw_all(Drawer(chip, arguments.seed, kernels), arguments.draws, arguments.jobs, progress.step)
     work = problem.work
-    runs, lines = [], [*_heading(arguments, chip), _shape_line(problem), ""]
+    runs, lines = [], [*_heading(arguments, chip), _shape_line(problem), *assumptions(draws), ""]
     timelines, tiles = {}, {}
     for name in schedules:
         timelines[name] = kernels.timeline(name, draws.point.constants, arguments.seed, chip)
@@ -171,7 +173,19 @@ def _schedules(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         runs.append(_record(name, problem, numbers, draws, timelines[name]))
         lines += [*_told(name, numbers, draws, timelines[name]), ""]
     _write(arguments, timelines, tiles)
-    return Outcome(True, {**_about(arguments, chip), "runs": runs}, "\n".join([*lines, *_assumed(chip)]))
+    report = {**_about(arguments, chip), "runs": runs, "assumptions": assumptions(draws)}
+    return Outcome(True, report, "\n".join([*lines, *_assumed(chip)]))
+
+
+def assumptions(draws: Draws) -> list[str]:
+    """What a replay of one CTA alone has to take for granted about the others, in sentences."""
+    stay = [name for name, replayed in draws.point.found.items() if replayed.cta.item is not None]
+    if not stay:
+        return []
+    return [
+        f"Assumed of {', '.join(stay)}, whose CTAs stay and claim their work while they run: key/value tiles are "
+        "claimed in order, the next one by the CTA that is the first to be done."
+    ]
 
 
 def _own(arguments: argparse.Namespace, progress: Progress) -> Outcome:
@@ -293,7 +307,7 @@ def _shape_line(problem: Problem) -> str:
     heads = f"{shape.heads}:{shape.kv_heads or shape.heads}"
     return (
         f"Main kernel, {problem.mask}, {shape.batch} x {shape.seqlen_q} x {shape.seqlen_k}, heads {heads}: "
-        f"{len(work.order)} CTAs, {work.tiles.tiles} tiles, {work.masked_share:.1%} of them masked."
+        f"{len(work.order)} key/value tiles, {work.tiles.tiles} tiles of scores, {work.masked_share:.1%} masked."
     )
 
 

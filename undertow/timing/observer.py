@@ -24,6 +24,8 @@ from undertow.emulator.observers.bank_passes import passes
 
 from .errors import TimingError
 
+CLAIMS = ("add", "inc")
+CLAIMED = "dynamic scheduling: the CTA claims the work that it claims when it runs alone"
 ORDERED = ("acquire", "relaxed", "volatile")
 WARP_LANES = 32
 WARPGROUP_WARPS = 4
@@ -62,7 +64,8 @@ class Token:
 class Recorder:
     """Observer of one CTA. streams: PTX instruction per executed one, ~index where the guard was false.
 
-    facts: (position in the stream, kind, number) per warp, in order of position; see `_add`.
+    facts: (position in the stream, kind, number) per warp, in order of position; see `_add`. assumptions: what the
+    recording takes for granted.
     """
 
     subscriptions: ClassVar[tuple[type, ...]] = (
@@ -76,6 +79,7 @@ class Recorder:
         self.facts: list[list[tuple[int, str, int]]] = []
         self.operations: list[Operation] = []
         self.tokens: list[Token] = []
+        self.assumptions: dict[str, None] = {}
         self._token_of: dict[tuple, int] = {}
         self._numbers: dict[int, int] = {}
         self._incarnation: dict[int, int] = defaultdict(int)
@@ -274,8 +278,10 @@ class Recorder:
     def _global(self, event: MemoryAccess) -> None:
         if event.kind == "read" and event.order in ORDERED:
             self._refuse(event.decoded, f"ld.{event.order} of global memory (turns between CTAs)")
-        if event.kind == "atomic" and event.decoded.destinations and not self._claims:
-            self._refuse(event.decoded, "the result of an atomic on global memory (turns, dynamic scheduling)")
+        if event.kind == "atomic" and event.decoded.destinations:
+            if not self._claims or event.decoded.mods.get("op") not in CLAIMS:
+                self._refuse(event.decoded, "the result of an atomic on global memory (turns, dynamic scheduling)")
+            self.assumptions[f"{CLAIMED}, {self._program.where(event.decoded.index)}"] = None
         lanes = event.lanes
         count = len(event.addresses) * event.size // len(lanes.warps)
         for warp in lanes.warps:
