@@ -39,11 +39,11 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     "mutate": ({"cases", "check", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
     "sweep": (
         {"", "backward_case", "cases", "check", "emulated", "emulator", "inputs", "kernels", "mutate", "pool"}
-        | {"reference", "verify"},
+        | {"record_file", "reference", "verify"},
         {"numpy", "torch"},
     ),
     "bench": (
-        {"", "attention", "kernels", "reference", "runtime", "sweep", "tolerance"},
+        {"", "attention", "kernels", "pool", "record_file", "reference", "runtime", "sweep", "tolerance"},
         {"matplotlib", "torch"},
     ),
     "timing": ({"cache", "cases", "emulator", "plan", "pool", "ptx"}, {"numpy"}),
@@ -55,6 +55,7 @@ ARROWS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "calibrate": ({"cache", "kernels", "plan", "runtime", "timing"}, {"cutlass", "numpy", "torch"}),
     "pool": (set(), set()),
+    "record_file": (set(), set()),
     "progress": (set(), set()),
     "cli": ({"", "commands", "progress"}, set()),
     "__main__": ({"cli"}, set()),

@@ -31,6 +31,9 @@ OURS = {  # name of the library: variant and element type
     "dense_sink_dlse": ("dense-dlse-sink", DType.BF16),
     "dense_deterministic": ("dense-deterministic", DType.BF16),
     "causal_deterministic": ("causal-deterministic", DType.BF16),
+    "window_deterministic": ("window-deterministic", DType.BF16),
+    "causal_packed_deterministic": ("causal-packed-deterministic", DType.BF16),
+    "dense_packed_deterministic": ("dense-packed-deterministic", DType.BF16),
 }
 PEERS = {"dense": (32, False), "causal": (32, True), "gqa": (8, False), "gqacausal": (8, True)}
 PEER_KERNELS = {"Preprocess": "fa4_preprocess", "Postprocess": "fa4_postprocess"}
@@ -39,7 +42,7 @@ PEER_KERNELS = {"Preprocess": "fa4_preprocess", "Postprocess": "fa4_postprocess"
 def export_ours(folder: Path) -> None:
     arch = architecture("sm90")
     for name, (variant, dtype) in OURS.items():
-        entry = objects.precompile(arch, variant_named(variant, dtype, "split"))
+        entry = objects.precompile(arch, variant_named(variant, dtype))
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "call.o"
             path.write_bytes(entry.files[OBJECT])

@@ -4,7 +4,8 @@
     python hopper_measure.py FOLDER cycles PAIR...   the main kernels alone, by Nsight Compute (ncu)
     python hopper_measure.py FOLDER times PAIR...    whole backward passes, interleaved and sustained
 
-A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of BENCH.
+A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of BENCH: 65536 tokens in sequences of 8192,
+or of another length that the name ends with, as in `dense2k`.
 
 Needs torch, apache-tvm-ffi and the DSL's runtime library, whose path UNDERTOW_DSL_RUNTIME gives; nothing of this
 repository. One JSON record a line goes to standard output.
@@ -30,7 +31,7 @@ from typing import Any
 import torch
 
 HEAD_DIM, TILE = 64, 128
-L2_BYTES, ROW_BYTES = 48 * 2**20, 520  # as undertow.plan.grid bundles heads
+L2_BYTES, ROW_BYTES, WAVE = 18 * 2**20, 520, 128  # as sm90.launch bundles heads
 LOG2_E = math.log2(math.e)
 FOLDER = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path()
 
@@ -63,11 +64,17 @@ class Shape:
         return 2.5 * 4 * self.batch * self.heads * self.seqlen**2 * HEAD_DIM * (0.5 if self.causal else 1)
 
 
+LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "32k": 32768}
+TOKENS = 2**16
 BENCH = {
-    "dense": Shape(8, 8192, 32, 32),
-    "causal": Shape(8, 8192, 32, 32, causal=True),
-    "gqa": Shape(8, 8192, 32, 8),
-    "gqacausal": Shape(8, 8192, 32, 8, causal=True),
+    name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
+    for suffix, seqlen in LENGTHS.items()
+    for name, (kv_heads, causal) in {
+        "dense": (32, False),
+        "causal": (32, True),
+        "gqa": (8, False),
+        "gqacausal": (8, True),
+    }.items()
 }
 CHECKS = {  # name of the library, and what it is tried on
     "dense": [Shape(1, 128, 1, 1), Shape(1, 300, 2, 1), Shape(2, 1024, 8, 2), BENCH["dense"], BENCH["gqa"]],
@@ -78,8 +85,11 @@ CHECKS = {  # name of the library, and what it is tried on
     "dense_f16": [Shape(1, 300, 2, 1, dtype=torch.float16), Shape(2, 1024, 8, 2, dtype=torch.float16)],
     "causal_f16": [Shape(1, 333, 2, 1, True, dtype=torch.float16)],
     "dense_sink_dlse": [Shape(2, 1000, 8, 2, extras=True)],
-    "dense_deterministic": [Shape(2, 1024, 8, 2), BENCH["dense"]],
-    "causal_deterministic": [Shape(2, 1000, 8, 2, True), BENCH["causal"]],
+    "dense_deterministic": [Shape(4, 2048, 16, 16), Shape(2, 1000, 8, 2), BENCH["dense"], BENCH["gqa"]],
+    "causal_deterministic": [Shape(4, 2048, 16, 16, True), Shape(2, 1000, 8, 2, True), BENCH["causal"]],
+    "window_deterministic": [Shape(2, 2048, 8, 2, window=(500, 100)), Shape(2, 2048, 8, 8, window=(256, 0))],
+    "causal_packed_deterministic": [Shape(1, 2890, 8, 2, True, lengths=(128, 1, 700, 61, 2000))],
+    "dense_packed_deterministic": [Shape(1, 2890, 8, 2, lengths=(128, 1, 700, 61, 2000))],
 }
 
 
@@ -114,8 +124,9 @@ class Case:
         self.dlse = torch.randn(self.lse.shape, device="cuda", generator=generator) if shape.extras else None
         self.dsink = torch.empty_like(self.sink) if self.sink is not None else None
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
-        tiles = -(-shape.seqlen // TILE) if not shape.lengths else shape.seqlen // TILE + len(shape.lengths) + 1
-        floats = shape.batch * shape.heads * tiles * (TILE * HEAD_DIM + 8 * TILE + 2)  # as sm90.call counts them
+        packed = bool(shape.lengths)
+        self.tiles = shape.seqlen // TILE + len(shape.lengths) + 1 if packed else -(-shape.seqlen // TILE)
+        floats = shape.batch * shape.heads * self.tiles * (TILE * HEAD_DIM + 8 * TILE + 10) + 4  # as sm90.call
         self.workspace = torch.empty(floats, device="cuda")
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,15 +165,24 @@ class Case:
             lse = torch.logaddexp(lse, self.sink[head].double())
         return torch.exp(scores - lse[:, None]), lse
 
-    def ours(self) -> tuple[Any, ...]:
+    def bundle(self, deterministic: bool) -> int:
+        """Heads to a bundle, as sm90.launch says."""
+        shape = self.shape
+        average = shape.seqlen // max(1, len(shape.lengths))
+        fitting = max(1, min(shape.kv_heads, L2_BYTES // (average * self.group * ROW_BYTES)))
+        return fitting if deterministic else max(fitting, min(shape.kv_heads, -(-WAVE // self.tiles)))
+
+    def ours(self, deterministic: bool = False) -> tuple[Any, ...]:
         """The arguments of one of our calls, as sm90.call nests them."""
         shape = self.shape
         left, right = shape.band
-        average = shape.seqlen // max(1, len(shape.lengths))
-        bundle = max(1, min(shape.kv_heads, L2_BYTES // (average * self.group * ROW_BYTES)))
-        is_masked = left is not None or right is not None
-        numbers = (shape.seqlen, left or 0, right or 0, bundle if is_masked else 1)
+        numbers = (shape.seqlen, left or 0, right or 0, self.bundle(deterministic))
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
+        items, processors = (
+            shape.batch * self.tiles * shape.kv_heads,
+            torch.cuda.get_device_properties(0).multi_processor_count,
+        )
+        numbers += (min(items, processors), items)
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
         writes = [self.dq, self.dk, self.dv]
         packings = None
@@ -202,7 +222,7 @@ class Case:
         if name.startswith("fa4"):
             self.peers(name)
         else:
-            function(name)(*self.ours())
+            function(name)(*self.ours("deterministic" in name))
 
     def errors(self, places: list[tuple[int, int]]) -> Iterator[tuple[str, float, float]]:
         """Relative Frobenius errors of dq, dk and dv, and those of an ideal 16-bit pipeline, the worst of `places`."""
@@ -265,14 +285,19 @@ def check() -> None:
             torch.cuda.empty_cache()
 
 
-def repeats(case: Case, name: str, count: int = 50) -> str:
-    """Whether more runs give the same bits."""
-    first = [x.clone() for x in (case.dq, case.dk, case.dv)]
-    same = 0
+def repeats(case: Case, name: str) -> str:
+    """Whether more runs give the same bits: 1000, or 200 of a large problem."""
+    count = 200 if case.shape.flops > 1e12 else 1000
+    results = case.dq, case.dk, case.dv
+    first = [x.clone() for x in results]
+    same = torch.zeros((), device="cuda", dtype=torch.int64)
     for _ in range(count):
+        for x in results:
+            x.fill_(math.nan)
         case.run(name)
-        same += all(torch.equal(a, b) for a, b in zip(first, (case.dq, case.dk, case.dv)))
-    return f"{same} of {count} repeats bitwise"
+        equal = [(a.view(torch.int16) == b.view(torch.int16)).all() for a, b in zip(first, results)]
+        same += torch.stack(equal).all()
+    return f"{same.item()} of {count} repeats bitwise"
 
 
 def launch(pairs: list[str]) -> None:
@@ -318,7 +343,8 @@ def cycles(pairs: list[str]) -> None:
         name, shape = pair.split("@")
         two = measured[2 * index : 2 * index + 2]
         best = min(two, key=lambda x: x["cycles"])
-        say(kind="cycles", kernel=name, shape=shape, all=[x["cycles"] for x in two], **best)
+        of = {field: getattr(BENCH[shape], field) for field in ("batch", "seqlen", "heads", "kv_heads", "causal")}
+        say(kind="cycles", kernel=name, shape=shape, **of, all=[x["cycles"] for x in two], **best)
 
 
 def times(pairs: list[str], rounds: int = 3, seconds: float = 0.25) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from tests.flash_attn_4 import launches_sm90
 from tests.flash_attn_4.launches import Buffers, row_scalars, tensor_map
 from tests.flash_attn_4.launches import Problem as PeerProblem
-
 from undertow.cases import Kernel
 from undertow.commands.recorded import Problem, recorded
 from undertow.inputs import Shape
@@ -38,8 +38,8 @@ from undertow.timing.chip import read_chip
 from undertow.timing.grid_time import Work, launch_time, work_of
 from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes
 from undertow.timing.predict import Drawer, draw
-from undertow.timing.trace import record
 from undertow.timing.results import Prediction
+from undertow.timing.trace import record
 
 HEADS, TOKENS, GROUP = 32, 65536, 4
 MASKS = {"dense": Band(), "causal": Band(None, 0)}
@@ -128,7 +128,8 @@ def kernels_of(measured: Sequence[Measured], point: Mapping[str, float]) -> Kern
             text = peer_ptx(4 // group, mask)
             shapes = sample_shapes(MASKS[mask])
             made[one.recorded] = tuple(
-                Recorded(first_cta(shape, False), record(peer(text, one.recorded, shape, group), point)) for shape in shapes
+                Recorded(first_cta(shape, False), record(peer(text, one.recorded, shape, group), point))
+                for shape in shapes
             )
     return Kernels(made)
 
@@ -221,7 +222,8 @@ def told(pairs: Sequence[tuple[Measured, Prediction]]) -> Iterator[str]:
         )
     errors = [abs(error(*pair)) for pair in pairs]
     inside = [predicted.band[0] <= one.cycles <= predicted.band[1] for one, predicted in pairs]
-    yield f"Mean absolute error {np.mean(errors):.1%}, worst {max(errors):.1%}; {sum(inside)} of {len(inside)} in the band."
+    mean, worst = np.mean(errors), max(errors)
+    yield f"Mean absolute error {mean:.1%}, worst {worst:.1%}, {sum(inside)} of {len(inside)} in the band."
 
 
 def error(one: Measured, predicted: Prediction) -> float:

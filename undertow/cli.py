@@ -34,7 +34,7 @@ COMMANDS = {  # name: (module, one line of help)
     "check": ("undertow.commands.check", "run kernels under all observers: races, fences, barriers, lifetimes"),
     "sweep": ("undertow.commands.sweep", "judge every configuration: 124 cells, all schedules, under all observers"),
     "mutate": ("undertow.commands.mutate", "take one synchronisation away at a time: which of them are needed"),
-    "timeline": ("undertow.commands.timeline", "predict where the time of a kernel goes on a chip, and how sure that is"),
+    "timeline": ("undertow.commands.timeline", "predict where the time of a kernel goes, and how sure that is"),
     "bench": ("undertow.commands.bench", "time the backward pass on this GPU, beside the libraries that are installed"),
     "report": ("undertow.commands.report", "everything that is known of the kernels as one HTML file"),
     "calibrate": ("undertow.commands.calibrate", "measure the constants of a chip file on this GPU"),

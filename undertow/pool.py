@@ -36,6 +36,23 @@ def each(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterato
         yield position, work(task)
 
 
+def in_processes(work: Callable[[Any], Any], tasks: Sequence[Any], jobs: int) -> Iterator[tuple[int, Any]]:
+    """As `each`, but all tasks run in `jobs` processes, whatever they take, and these are killed in the end.
+
+    For work that leaves behind what takes seconds to end: contexts of a GPU, compilers with processes of their own.
+    Raises: BrokenProcessPool if a process dies.
+    """
+    others = set(multiprocessing.active_children())
+    pool = _pool(work, jobs)
+    try:
+        yield from _done(pool, tasks, 0)
+    finally:
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
 def apart(work: Callable[[Any], Any], task: Any) -> Any:
     """work(task) in a process of its own.
 
@@ -46,15 +63,23 @@ def apart(work: Callable[[Any], Any], task: Any) -> Any:
 
 
 def _in_processes(work: Callable, tasks: Sequence[Any], first: int, jobs: int) -> Iterator[tuple[int, Any]]:
-    # spawn: a fork would copy the locks of threads that run here (progress, torch)
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(work,))
+    pool = _pool(work, jobs)
     try:
-        positions = {pool.submit(_run, task): first + i for i, task in enumerate(tasks[first:])}
-        for done in as_completed(positions):
-            yield positions[done], done.result()
+        yield from _done(pool, tasks, first)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _pool(work: Callable, jobs: int) -> ProcessPoolExecutor:
+    # spawn: a fork would copy the locks of threads that run here (progress, torch)
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(work,))
+
+
+def _done(pool: ProcessPoolExecutor, tasks: Sequence[Any], first: int) -> Iterator[tuple[int, Any]]:
+    positions = {pool.submit(_run, task): first + i for i, task in enumerate(tasks[first:])}
+    for done in as_completed(positions):
+        yield positions[done], done.result()
 
 
 def _start(work: Callable) -> None:

@@ -181,8 +181,8 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring = DENSE)
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), -math.inf, dtype=torch.float64, device=q.device)
     for block in blocks(q, k, v, scoring):
-        lse[block.row_index] = block.lse
-        out[block.where] = probabilities(block.scores, block.lse) @ block.v
+        lse[block.row_index] = of_block = block.lse
+        out[block.where] = probabilities(block.scores, of_block) @ block.v
     return Forward(out, lse)
 
 

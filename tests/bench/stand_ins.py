@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,9 @@ class Ideal:
 
     def missing(self) -> str | None:
         return None
+
+    def compiles(self, cell: Cell) -> Hashable:
+        return cell.dtype
 
     def prepare(self, workload: Workload) -> Participant:
         right = ideal_gradients(workload)

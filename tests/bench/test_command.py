@@ -11,10 +11,11 @@ import torch
 
 from tests.bench.stand_ins import H200, FakeMonitor, FakeStopwatch, Ideal, record
 from undertow.bench import charts
-from undertow.bench.comparison import Lead, geometric_mean, leads, table
-from undertow.bench.records import CYCLES, TIMES, RecordError, RecordFile
+from undertow.bench.comparison import Lead, by_factor, geometric_mean, leads, table
+from undertow.bench.records import CYCLES, TIMES, RecordFile
 from undertow.cli import main
 from undertow.commands import bench
+from undertow.record_file import RecordError
 
 CELL, OTHER = "mha-dense-8k-bf16", "mha-causal-8k-bf16"
 RECORDS = [
@@ -54,6 +55,7 @@ def test_without_a_gpu_nothing_is_measured_and_no_file_is_made(without_gpu, tmp_
     [
         (["--rounds", "0"], "--rounds=0: must be at least 1"),
         (["--block-seconds", "0"], "--block-seconds=0.0: must be above 0 and below 60"),
+        (["--jobs", "0"], "--jobs=0: must be at least 1"),
         (["--only", "mha-dense-9k-*"], "--only=mha-dense-9k-*: matches none of the 124 cells"),
         (["--report", "--fresh"], "--report --fresh: there would be nothing to report"),
         (["--report", "--output", "none.jsonl"], "none.jsonl: cannot be read: there is no such file"),
@@ -82,12 +84,14 @@ def test_records_of_another_machine_are_told(without_gpu, output, tmp_path, caps
         "ratio": pytest.approx(0.96),
     }
     assert report["cycles"]["geometric_mean_over_best_peer"] == pytest.approx(1.15)
+    assert report["cycles"]["by_factor"]["heads"] == {"mha": {"geometric_mean": pytest.approx(1.15), "cells": 1}}
     with listed.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 8
     assert sorted(path.name for path in drawn.iterdir()) == ["NVIDIA-H200-mha.png", "NVIDIA-H200-mha.svg"]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert "1.073 x the best of the others (geometric mean, cells by times: 2), worst 0.960 x flash-attn-3 in" in text
+    assert "  by mask: dense 1.200 (1), causal 0.960 (1)" in text.splitlines()
     assert "WRONG mha-causal-8k-bf16, flex: dq errs" in text
     (row,) = (line.split() for line in text.splitlines() if line.startswith(CELL) and "+-" in line)
     assert row == [CELL, *["600", "+-1.5%", "500", "+-1.5%", "400", "+-1.5%", "-", "-", "661", "1.200"]]
@@ -124,6 +128,8 @@ def test_a_run_measures_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "Bench", Small)
     monkeypatch.setattr(bench, "require_gpu", lambda: None)
     monkeypatch.setattr(bench, "uuid_of_current", lambda: "GPU-0")
+    monkeypatch.setattr(bench.warm, "WORTH_TASKS", 2)
+    monkeypatch.setattr(bench.warm, "in_processes", lambda work, todo, jobs: [(0, "no compiler"), (1, None)])
     monkeypatch.setattr(bench, "NvmlMonitor", lambda uuid: with_complaint(FakeMonitor()))
     monkeypatch.setattr(bench, "CudaStopwatch", lambda: FakeStopwatch(lambda *_: 0.1))
     monkeypatch.setattr(bench, "examine", lambda revision, monitor: H200)
@@ -137,6 +143,7 @@ def test_a_run_measures_what_is_missing(tmp_path, monkeypatch, capsys):
     assert measured == ["mha-dense-1k-bf16", "mha-dense-2k-bf16"]
     assert (report["records"], report["absent"], report["times"]["cells"]) == (4, {"absent": "not installed"}, 2)
     assert "undertow bench: no clocks" in said.err
+    assert "undertow, mha-dense-1k-bf16: no compiler" in said.err
     assert main([*words, "--only", "mha-dense-4k-bf16"]) == 0
     assert measured[2:] == ["mha-dense-4k-bf16"]
     assert main([*words, "--fresh"]) == 0 and len(measured) == 5
@@ -156,6 +163,24 @@ def test_leads_are_over_the_best_other_one():
     ]
     assert [lead.ratio for lead in leads(RECORDS, CYCLES)] == [pytest.approx(32.2 / 28)]
     assert leads(RECORDS[:1], TIMES) == [] and geometric_mean([]) is None
+
+
+def test_means_are_told_for_every_value_of_a_factor():
+    found = [
+        Lead("mha-dense-8k-bf16", "x", "y", 2.0),
+        Lead("gqa-dense-8k-fp16", "x", "y", 0.5),
+        Lead("mha-varlen-512-bf16-deterministic", "x", "y", 1.5),
+        Lead("of another matrix", "x", "y", 9.0),
+    ]
+    assert {factor: list(values) for factor, values in by_factor(found).items()} == {
+        "heads": ["mha", "gqa"],
+        "mask": ["dense", "packed"],
+        "length": ["8192", "512"],
+        "dtype": ["bf16", "fp16"],
+        "mode": ["any order", "deterministic"],
+    }
+    assert by_factor(found)["mask"] == {"dense": (pytest.approx(1.0), 2), "packed": (1.5, 1)}
+    assert by_factor(found)["heads"]["mha"] == (pytest.approx(3**0.5), 2)
 
 
 def test_machines_are_not_compared_with_each_other():

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.bench.stand_ins import cell_named, ideal_gradients, whole_scoring
-from undertow.bench.gate import Gate, places, within
+from undertow.bench.gate import Gate, Gates, forward_of, places, within
 from undertow.bench.workload import workload
-from undertow.reference import Gradients, Scoring, attention_backward
+from undertow.reference import Gradients, Scoring, attention_backward, attention_forward
 from undertow.sweep.matrix import Heads, Size
 from undertow.tolerance import relative_error
 
@@ -44,6 +44,22 @@ def test_slices_are_exact_and_the_ideal_pipeline_passes(name):
     verdict = gate.verdict(ideal_gradients(found))
     assert verdict.complaint is None
     assert all(0.79 < error / budget < 0.85 for error, budget in zip(verdict.errors, verdict.budget))  # 1 / 1.25
+
+
+@pytest.mark.parametrize("scoring", [Scoring(), Scoring(causal=True), Scoring(window=(40, 0))])
+def test_the_forward_pass_is_that_of_the_reference(scoring):
+    q, k, v = (torch.randn(2, 1100, heads, 64, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
+    for made, want in zip(forward_of(q, k, v, scoring), attention_forward(q, k, v, scoring)):
+        assert made.shape == want.shape and relative_error(made, want) < 1e-14
+
+
+def test_cells_that_differ_in_the_mode_alone_share_what_is_exact(gqa):
+    gates = Gates()
+    plain, twin, other = (
+        gates.of(loaded(name)) for name in (NAMES[0], f"{NAMES[0]}-deterministic", "gqa-dense-8k-bf16")
+    )
+    assert twin.slices is plain.slices and other.slices is not plain.slices
+    assert twin.verdict(gqa[2]) == plain.verdict(gqa[2]) == gqa[1].verdict(gqa[2])
 
 
 def test_both_ends_of_a_workload_are_looked_at():

@@ -8,7 +8,8 @@ import json
 import pytest
 
 from tests.bench.stand_ins import H200, record
-from undertow.bench.records import CYCLES, TIMES, Record, RecordError, RecordFile, write_csv
+from undertow.bench.records import CYCLES, TIMES, Record, RecordFile, write_csv
+from undertow.record_file import RecordError
 
 CELL = "mha-dense-8k-bf16"
 

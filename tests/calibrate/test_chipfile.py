@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import pytest
 
 from undertow.calibrate.benchmark import Measured
-from undertow.calibrate.chipfile import About, CalibrationError, chip_of, records, to_toml
+from undertow.calibrate.chipfile import About, CalibrationError, chip_of, from_records, records, to_toml
 from undertow.cli import main
 from undertow.timing.chip import Chip, Constant, read_chip
 
@@ -108,6 +109,33 @@ def test_what_was_measured_on_an_h200_is_in_the_chip_file_beside_it():
     assert len(measured) > 40 and chip.arch == "sm_90a"
     assert {name: chip.constants[name].value for name in measured} == measured
     assert all(chip.constants[name].confidence == "measured" for name in measured)
+
+
+def test_records_make_the_same_chip_file_anywhere(tmp_path, capsys):
+    source, path = RESULTS / "calibrate.jsonl", tmp_path / "chip.toml"
+    assert main(["calibrate", "--from-records", str(source), "--output", str(path)]) == 0
+    assert "of them measured here" in capsys.readouterr().out
+    made, kept = read_chip(str(path)), read_chip(str(RESULTS / "calibrate.toml"))
+    names = [name for name, constant in kept.constants.items() if constant.confidence == "measured"]
+    again = {name: constant for name, constant in made.constants.items() if "undertow calibrate" in constant.source}
+    assert made.name == "h200" and len(again) > 40
+    assert all(again[name] == kept.constants[name] for name in names if name in again)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("", "IndexError"), ("{}", "KeyError"), ("[", "JSONDecodeError")])
+def test_records_that_are_none_are_refused(tmp_path, text, kind):
+    path = tmp_path / "records.jsonl"
+    path.write_text(text)
+    with pytest.raises(CalibrationError, match=f"no records of measurements: {kind}"):
+        from_records(path, None)
+
+
+def test_records_of_two_machines_make_no_chip(tmp_path):
+    path = tmp_path / "records.jsonl"
+    rows = [*records(ABOUT, [one("fma_interval", 1.0)]), *records(replace(ABOUT, gpu="other"), [one("x", 1.0)])]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(CalibrationError, match="holds 2 machines or days"):
+        from_records(path, None)
 
 
 def test_the_timing_model_knows_every_constant_that_was_measured():

@@ -33,6 +33,8 @@ COUNTS = {  # probe: instruction of the machine, and how many of them its loop h
         "mma_rate_shared_n128": ("HGMMA.64x128x16", 32),
         "mma_latency_registers_n64_x8": ("HGMMA.64x64x16", 8),
         "stream_reduce": ("UBLKRED", 1),
+        "beside_load_lanes_shared_n64": ("LDS.128", 16),
+        "beside_store_registers_n128": ("STS.128", 32),
     },
     "sm_100a": {
         "rate_packed_fma": ("FFMA2", 128),

@@ -141,7 +141,8 @@ def test_one_port_or_two_is_read_off_the_sum(target, share):
             results[f"beside_none_{a}_n{n}-1"] = meeting(target, alone, 0)
             slowed = alone if share == 1 else max(alone, passes / (1 - share))
             for name, cost in beside.PASSES.items():
-                runs = beside.WINDOW * beside.COUNT * share / (cost * beside.LINES * beside.WARPS)
+                lines = beside.STORES if name == "store" else beside.LOADS
+                runs = beside.WINDOW * beside.COUNT * share / (cost * lines * beside.WARPS)
                 results[f"beside_{name}_{a}_n{n}-1"] = meeting(target, slowed, runs)
     found = values(find(target, "shared-port"), results)
     assert found["mma_shares_port"] == (share < 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -77,3 +79,12 @@ def test_processes_leave_with_a_killed_parent(tmp_path):
 
 def test_this_machine_has_a_core():
     assert pool.cores() >= 1
+
+
+def test_processes_that_are_killed_in_the_end_have_done_everything():
+    before = set(multiprocessing.active_children())
+    assert sorted(pool.in_processes(math.sqrt, [1, 4, 9], 2)) == [(0, 1.0), (1, 2.0), (2, 3.0)]
+    deadline = time.monotonic() + 10
+    while set(multiprocessing.active_children()) - before:
+        assert time.monotonic() < deadline, "a process is left"
+        time.sleep(0.01)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +22,7 @@ from undertow.tolerance import yardstick
 from undertow.verify import complaint
 
 pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def gradients(batch: Batch, device: str = "cuda") -> Gradients:
@@ -65,6 +71,48 @@ def test_flash_attention_is_what_torch_picks_while_enabled():
     flash = SDPBackend.FLASH_ATTENTION.value
     with enable():
         assert torch.ops.aten._fused_sdp_choice(q, q, q) == flash
+
+
+def test_a_graph_of_a_whole_step_replays_to_the_bits_of_eager_calls():
+    """Both passes through scaled_dot_product_attention; inputs are changed in place between the replays."""
+    batch = random_batch(Shape(2, 300, 300, 4, 2), scoring=Scoring(causal=True))
+    q, k, v = (x.detach().cuda().requires_grad_() for x in leaves(batch))
+    dout = batch.dout.transpose(1, 2).cuda()
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return torch.autograd.grad(out, (q, k, v), dout)
+
+    torch.use_deterministic_algorithms(True)
+    with enable(forward="torch", strict=True):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = step()
+        with torch.no_grad():
+            for x in (q, k, v, dout):
+                x.copy_(x.flip(0))
+        graph.replay()
+        want = step()
+    assert set(counts()) <= set(OURS) and counts()
+    assert all(torch.equal(a, b) for a, b in zip(captured, want))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_ring_over_nccl_gives_what_one_device_gives():
+    """Both sides are within 1.25 x the ideal error, about 3e-3, of the truth; the ring rounds its parts once more."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["examples/context_parallel.py", "--seqlen", "4096", "--heads", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told = re.findall(r"out (\S+), dq (\S+), dk (\S+), dv (\S+); backward passes by \{'(\w+)': \d+\}", done.stdout)
+    assert len(told) == 2, done.stdout
+    for *errors, backend in told:
+        assert backend in OURS and all(float(error) < 2**-7 for error in errors), told
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

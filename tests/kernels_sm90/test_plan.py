@@ -8,8 +8,8 @@ import pytest
 
 from undertow.kernels.sm90 import call
 from undertow.kernels.sm90.plan import HEAD_DIM, ROW_TERMS, TILE_M, dq_accumulator_index, plan, row_term_index
+from undertow.kernels.sm90.tensors import check_scale
 from undertow.kernels.sm100.launch import LaunchInputError, Settings
-from undertow.plan.attention import Attention
 from undertow.plan.checks import check_pipelines, check_registers, check_smem
 from undertow.plan.schema import DType, PlanError
 
@@ -28,7 +28,6 @@ def test_named_barriers_count_who_takes_part():
     planned = plan()
     assert planned.barrier_threads("turn0") == 256
     assert planned.barrier_threads("dq_full1") == 128 + 32
-    assert planned.barrier_threads("own0") == 128
     assert len(planned.barriers) < 16  # 16 named barriers of a CTA, 0 being its own
 
 
@@ -65,11 +64,10 @@ def test_row_terms_lie_under_the_32_byte_swizzle():
     assert places == set(range(0, TILE_M * ROW_TERMS, ELEMENTS_PER_VECTOR))
 
 
-def test_refuses_a_softcap_by_name():
-    with pytest.raises(PlanError, match="softcap"):
-        plan(attention=Attention(softcap=True))
-    with pytest.raises(LaunchInputError, match="softcap"):
-        call.variant_named("dense-softcap", DType.BF16)
+def test_a_thread_finds_its_columns_at_equal_distances():
+    """What the softmax adds to its first column to find the terms of the others, under the swizzle."""
+    for column, group, number in itertools.product(range(8), range(TILE_M // 8), range(2)):
+        assert row_term_index(8 * group + column, number) == row_term_index(column, number) + 8 * group * ROW_TERMS
 
 
 def test_refuses_an_element_type():
@@ -84,3 +82,8 @@ def test_refuses_a_scale_that_lse_cannot_be_divided_by(dtype, scale):
     variant = call.variant_named("dense", dtype)
     with pytest.raises(LaunchInputError, match="softmax_scale="):
         call.numbers_of(variant, None, Settings(softmax_scale=scale), 132)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-21, -4e-7])
+def test_a_softcap_divides_by_the_scale_nowhere(scale):
+    check_scale(Settings(softmax_scale=scale, softcap=2.0), DType.F16)

@@ -5,30 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.runtime.calls import settings_for, tensors_for
+from tests.runtime.calls import EVERYTHING, settings_for, tensors_for
 from tests.runtime.test_device import machine  # noqa: F401  # a fixture
 from undertow.commands.precompile import HOT
 from undertow.inputs import Shape, random_batch
-from undertow.kernels.backward import compile_for, launches, plan_named, schedules_of
+from undertow.kernels.backward import compile_for, launches, schedules_of
 from undertow.kernels.sm90 import call
 from undertow.kernels.sm90.tensors import LEAST_SCALE
 from undertow.kernels.sm100.launch import LaunchInputError, Settings
-from undertow.plan.attention import Attention
 from undertow.plan.schema import DType
-from undertow.reference import Scoring
 from undertow.runtime import device
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-SOFTCAP = "softcap is not there on sm_90a; allowed: None"
-
-
-def test_a_softcap_is_refused_everywhere():
-    with pytest.raises(LaunchInputError, match=SOFTCAP):
-        plan_named("sm90", "pingpong", attention=Attention(softcap=True))
-    with pytest.raises(LaunchInputError, match=SOFTCAP):
-        compile_for("sm90", "pingpong", tensors_for("dense"), Settings(softcap=15.0))
-    with pytest.raises(LaunchInputError, match=SOFTCAP):
-        call.variant_named("causal-softcap", DType.BF16)
 
 
 def test_schedules_are_those_of_the_architecture():
@@ -54,8 +42,8 @@ def test_a_scale_that_lse_cannot_be_divided_by_is_refused(dtype, of):
     launches(compiled, tensors, Settings(-least))
 
 
-@pytest.mark.parametrize("name", [*HOT.split(","), "left-packed-deterministic-dlse-sink"])
-def test_the_device_takes_every_variant_but_softcaps(machine, name):  # noqa: F811
+@pytest.mark.parametrize("name", [*HOT.split(","), EVERYTHING, "left-packed-deterministic-dlse-sink"])
+def test_the_device_takes_every_variant(machine, name):  # noqa: F811
     tensors = tensors_for(name, device="cuda:0")  # the H200
     assert device.unsupported("sm90", tensors, settings_for(name)) is None
     device.backward("sm90", tensors, settings_for(name))
@@ -64,7 +52,6 @@ def test_the_device_takes_every_variant_but_softcaps(machine, name):  # noqa: F8
 
 def test_the_device_says_what_it_does_not_take(machine):  # noqa: F811
     tensors = tensors_for("dense", device="cuda:0")
-    assert device.unsupported("sm90", tensors, Settings(softcap=15.0)) == SOFTCAP
     assert "softmax_scale=0.0: must be at least" in (device.unsupported("sm90", tensors, Settings(0.0)) or "")
     elsewhere = device.unsupported("sm90", tensors_for("dense", device="cuda:1"))
     assert elsewhere == "q is on cuda:1, B200, of compute capability 10.0: the sm90 kernels need 9.0"
@@ -75,5 +62,5 @@ def test_a_batch_that_is_refused_is_not_compiled(monkeypatch):
     from undertow import emulated
 
     monkeypatch.setattr(emulated, "launches", None)
-    with pytest.raises(LaunchInputError, match=SOFTCAP):
-        emulated.backward(random_batch(Shape(1, 16, 16, 1), scoring=Scoring(softcap=5.0)), arch="sm90")
+    with pytest.raises(LaunchInputError, match="schedule 'split' is unknown on sm_90a"):
+        emulated.backward(random_batch(Shape(1, 16, 16, 1)), schedule="split", arch="sm90")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.mutate.kernels import SURVIVORS
 from undertow.cases import CaseError
-from undertow.kernels.sm100.plan import SCHEDULES
+from undertow.kernels.backward import SCHEDULES
 from undertow.mutate import FOLDER, read_reasons, reasons_for
 from undertow.mutate.profile import Name
 
@@ -67,7 +67,7 @@ def test_the_reasons_of_the_package_are_complete_and_speak_of_our_schedules():
     assert files
     for path in files:
         for reason in read_reasons(path):
-            assert set(reason.schedules) <= set(SCHEDULES), reason
+            assert set(reason.schedules) <= set(SCHEDULES[path.stem]), reason
 
 
 def test_the_reasons_of_the_tiny_kernel_are_read(tmp_path):

@@ -47,6 +47,7 @@ def test_bundles_fit_their_share_of_l2():
         assert heads == 1 or heads * group * seqlen * ROW_BYTES <= L2_BYTES
         assert heads == 64 or (heads + 1) * group * seqlen * ROW_BYTES > L2_BYTES
     assert heads_per_bundle(0, 1, 3) == 3
+    assert heads_per_bundle(8192, 1, 32, 4 * 8192 * ROW_BYTES) == 4
 
 
 def trips_in_order(tiling: Tiling, heads: int, bundle: int) -> list[list[int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import zlib
+from collections import Counter
 
 import pytest
 import torch
@@ -13,17 +15,18 @@ from undertow import emulated, emulator, ptx
 from undertow.mutate.sites import mutated, sites
 from undertow.reference import Scoring
 from undertow.sweep import cell as module
-from undertow.sweep.cell import Measured, batch_of, digest, judge
+from undertow.sweep.cell import Kernels, Measured, batch_of, digest, judge
 from undertow.sweep.instructions import Roles, inside_loops, per_tile
-from undertow.sweep.matrix import Cell, Heads, Size
+from undertow.sweep.matrix import CELLS, Cell, Heads, Size
 from undertow.sweep.records import Record, record
 
 COMPUTE_WARPS = 8
+SPLIT = Kernels("sm100", "split")
 
 
-def judged(name: str, *schedules: str) -> tuple[Record, list[Measured]]:
+def judged(name: str, *schedules: str, arch: str = "sm100") -> tuple[Record, list[Measured]]:
     """The record of a cell, and what was measured."""
-    done = judge(BY_NAME[name], schedules)
+    done = judge(BY_NAME[name], schedules, arch)
     return record(BY_NAME[name], done, SECONDS), done.measured
 
 
@@ -52,15 +55,29 @@ def test_a_deterministic_packed_cell_has_the_same_bits_in_all_orders_and_schedul
     assert told.ok, told.complaints
     bits = [one for schedule in told.schedules.values() for one in schedule["bits"]]
     assert len(bits) == 10 and len(set(bits)) == 1
-    assert {one["setting"] for one in told.schedules.values()} == {"fixed order, eager", "fixed order, late"}
+    assert len({one["setting"] for one in told.schedules.values()}) == 2
+
+
+def test_a_cell_of_the_sm90_kernels():
+    told, (measured,) = judged("gqa-causal-512-bf16-deterministic", "pingpong", arch="sm90")
+    assert told.ok, told.complaints
+    assert measured.instructions is not None and measured.in_loops is not None and measured.tiles
+    assert measured.instructions["compute"] > measured.in_loops["compute"] > 10 * measured.in_loops["load"] > 0
+    assert measured.bits is not None and len(set(measured.bits)) == 1
+
+
+def test_cells_meet_every_setting_in_turn():
+    """What one schedule is observed in follows from the name of the cell; so four schedules meet all in each."""
+    places = Counter(zlib.crc32(cell.name.encode()) % len(module.OBSERVED) for cell in CELLS)
+    assert len(places) == len(module.OBSERVED) and min(places.values()) >= 20
 
 
 def test_dq_that_is_added_in_any_order_is_seen(monkeypatch):
     """Negative control of the orders: the kernel without turns in the place of the one with them."""
     settings, workspaces = emulated.settings_of, module.allocate_workspaces
     monkeypatch.setattr(emulated, "settings_of", lambda scoring, deterministic: settings(scoring))
-    monkeypatch.setattr(module, "allocate_workspaces", lambda tensors, deterministic: workspaces(tensors))
-    bits, stopped = module._all_bits(batch_of(Size(Heads(1, 1), (300,)), "bf16", causal=False), "split")
+    monkeypatch.setattr(module, "allocate_workspaces", lambda arch, tensors, deterministic: workspaces(arch, tensors))
+    bits, stopped = module._all_bits(batch_of(Size(Heads(1, 1), (300,)), "bf16", causal=False), SPLIT)
     assert len(bits) == 5 and not stopped and bits[1] != bits[0]
 
 
@@ -96,7 +113,7 @@ def test_a_machine_that_stops_is_a_complaint_not_a_crash(monkeypatch):
 
 
 def test_an_order_that_stops_is_a_complaint(monkeypatch):
-    def bits(batch, schedule, order):
+    def bits(batch, kernels, order):
         if order == 3:
             raise emulator.Deadlock("all wait")
         return "the same"
@@ -128,7 +145,7 @@ def test_instructions_in_loops_are_those_of_a_tile(heads):
         batch = batch_of(Size(heads, (length,)), "bf16", causal=False)
         done = emulated.backward(batch, options=module.FAST)
         executions, roles = done.results["main"].executions, Roles()
-        _, program = module._observed(batch, "split", False, emulator.Options(), roles)
+        _, program = module._observed(batch, SPLIT, emulator.Options(), roles)
         assert program is not None
         assert ((executions > 0) == (sum(roles.seen.values()) > 0)).all()
         tiles = done.tile_iterations

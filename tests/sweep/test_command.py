@@ -9,6 +9,7 @@ import pytest
 
 from tests.sweep.judgements import FINDING, judged, measured
 from undertow import cli
+from undertow.kernels.backward import SCHEDULES
 from undertow.sweep import run
 from undertow.sweep.matrix import CELLS
 from undertow.sweep.records import RecordFile
@@ -22,7 +23,8 @@ def kernels(monkeypatch, tmp_path):
     ran: list[tuple[str, tuple[str, ...]]] = []
     wrong: set[str] = set()
 
-    def judge(cell, schedules):
+    def judge(cell, schedules, arch):
+        assert set(schedules) <= set(SCHEDULES[arch])
         ran.append((cell.name, tuple(schedules)))
         findings = [FINDING] * 5 if cell.name in wrong else []
         worse = {"errors": (1.2e-3, 2e-3, 2e-3)} if cell.name == TWO else {"errors": (1e-3, 2e-3, 2e-3)}
@@ -102,6 +104,12 @@ def test_a_second_call_does_nothing_again_unless_it_is_asked_to(kernels, capsys)
     assert sweep("--only", ONE, "--output", "records.jsonl") == 0 and len(ran) == 3
 
 
+def test_architectures_share_a_file(kernels):
+    ran, _ = kernels
+    assert [sweep("--only", ONE, "--arch", arch) for arch in ("sm90", "sm100", "sm90")] == [0, 0, 0]
+    assert ran == [(ONE, ("pingpong",)), (ONE, ("aliased", "slots", "signals", "split"))]
+
+
 def test_several_patterns_are_joined(kernels):
     ran, _ = kernels
     assert sweep("--only", "*-local-512-*", "--only", "mqa-*-16k-fp16", "--schedule", "split") == 0
@@ -124,6 +132,7 @@ def test_several_patterns_are_joined(kernels):
         (("--output", "nowhere/sweep.jsonl"), "nowhere/sweep.jsonl: cannot be written"),
         (("--output", "notes.md", "--fresh"), "notes.md: line 1 is no record of a sweep"),
         (("--schedule", "best"), "invalid choice: 'best'"),
+        (("--arch", "sm90", "--schedule", "split"), "schedule 'split' is unknown on sm90; allowed: pingpong"),
     ],
 )
 def test_bad_input_is_exit_code_2_and_runs_nothing(kernels, capsys, tmp_path, words, told):

@@ -9,8 +9,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.sweep.judgements import BY_NAME, CELL, DETERMINISTIC, FINDING, RIGHT, SECONDS, measured, record_of
+from undertow.record_file import RecordError
 from undertow.sweep import records
-from undertow.sweep.records import RecordError, RecordFile
+from undertow.sweep.records import RecordFile
 
 
 def test_a_line_is_the_contract(tmp_path):

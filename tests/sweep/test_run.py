@@ -77,7 +77,7 @@ def test_what_was_done_before_an_interrupt_is_kept(tmp_path):
 
 
 def test_a_broken_cell_keeps_the_others(tmp_path, monkeypatch):
-    def judge(cell: Cell, schedules) -> None:
+    def judge(cell: Cell, schedules, arch) -> None:
         raise ZeroDivisionError(f"of {cell.name}")
 
     monkeypatch.setattr(run, "judge", judge)

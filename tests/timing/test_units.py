@@ -33,7 +33,7 @@ def test_independent_instructions_take_their_interval(instruction, unit, interva
     loads = repeated("ld.global.f32 %f{i}, [%p0+{i}];".replace("+{i}]", "]"), 16) + "ld.global.f32 %f31, [%p0];"
     stores = repeated("st.global.f32 [%p0], %f{i};", 16)
     times = replayed(kernel(loads + repeated(instruction, 16) + stores, out()), global_bytes_per_cycle=1e6).times(unit)
-    assert np.diff(times).mean() == pytest.approx(interval, abs=0.1)
+    assert np.diff(times).min() == interval, "stores go in between"
 
 
 def test_warps_of_one_partition_share_its_units():

@@ -61,17 +61,31 @@ def test_ctas_that_do_not_differ_say_nothing():
 
 def test_a_causal_cta_masks_the_diagonal_of_every_query_head():
     tiling = Tiling(1024, 1024, Band(None, 0))
-    assert tile_counts(tiling, 0) == (7, 1)
-    assert tile_counts(tiling, 7, heads=4) == (0, 4)
+    assert tile_counts(tiling, 0) == (7, 1, 1)
+    assert tile_counts(tiling, 7, heads=4) == (0, 4, 1)
 
 
 def test_a_dense_launch_is_all_tiles():
     found = work_of(Grid(16, 2, 3), Tiling(2048, 2048), heads=4)
     assert found == Work.of([TileCounts(64, 0)] * 96)
-    assert (found.tiles, found.masked_share) == ((96 * 64, 0), 0.0)
+    assert (found.tiles, found.masked_share) == ((96 * 64, 0, 96), 0.0)
 
 
 def test_causal_heads_of_a_bundle_all_begin_with_their_longest():
     found = work_of(Grid(3, 2, 1, heads_per_bundle=2), Tiling(384, 384, Band(None, 0)))
-    assert [sum(found.kinds[kind]) for kind in found.order] == [3, 3, 2, 2, 1, 1]
-    assert (found.tiles, found.masked_share) == ((6, 6), 0.5)
+    assert [found.kinds[kind].tiles for kind in found.order] == [3, 3, 2, 2, 1, 1]
+    assert (found.tiles, found.masked_share) == ((6, 6, 6), 0.5)
+
+
+def test_ctas_that_stay_begin_once_and_have_no_turnover():
+    stays = CtaTime(fixed=100.0, unmasked=1.0, masked=1.0, item=10.0)
+    constants = {"cta_turnover_cycles": 1e6, "launch_cycles": 7.0}
+    assert launch_time(work(5, 5, 5), stays, 1, constants) == 7 + 100 + 15 + 2 * 10
+    assert launch_time(work(3, 1, 1, 2), stays, 2, constants) == 7 + 100 + 5 + 10  # 3, 2 | 1, 1
+
+
+def test_what_an_item_adds_follows_from_one_cta_that_takes_several():
+    truth = CtaTime(fixed=4000.0, unmasked=1500.0, masked=1700.0, item=300.0)
+    counts = (TileCounts(9, 1), TileCounts(3, 1), TileCounts(5, 2), TileCounts(15, 6, 3))
+    found = solve([(each, truth.cycles(each)) for each in counts])
+    assert (found.fixed, found.unmasked, found.masked, found.item) == pytest.approx((4000, 1500, 1700, 300))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
-from undertow.bench.gate import Gate, Verdict
+from undertow.bench.gate import Gate, Gates, Verdict
 from undertow.bench.machine import Machine
 from undertow.bench.measure import Method, Monitor, Stopwatch, Timing, measure
 from undertow.bench.providers import UNDERTOW, Participant, Provider, UnableError
@@ -49,12 +49,13 @@ class Bench:
     device: str = "cuda"
     size_of: Callable[[Cell], Size] = lambda cell: cell.full
     ceiling_size: int = CEILING_SIZE
+    gates: Gates = field(default_factory=Gates)
 
     def times(self, cell: Cell, say: Say = lambda text: None) -> list[Record]:
         """The records of one cell, one a provider."""
         loaded = workload(cell, self.size_of(cell), self.device)
         say(f"{cell.name}: float64")
-        gate = Gate(loaded)
+        gate = self.gates.of(loaded)
         judged = judge(loaded, gate, self.providers, lambda text: say(f"{cell.name}: {text}"))
         ready = [one.participant for one in judged if one.participant is not None]
         timings: dict[str, Timing] = {}
@@ -121,7 +122,7 @@ def _judged(loaded: Workload, gate: Gate, provider: Provider) -> tuple[Judged, G
         complaint = verdict.complaint or participant.proof()
         if complaint is None and loaded.cell.deterministic:
             complaint = _other_bits(gradients, _called(participant))
-    except UnableError as error:
+    except (UnableError, NotImplementedError) as error:
         return Judged(name, UNABLE, str(error)), None
     except Exception as error:  # of a library, a compiler or a driver: told, and the others go on
         return Judged(name, BROKEN, f"{type(error).__name__}: {error}"), None

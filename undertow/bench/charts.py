@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from undertow.bench.records import MEASURED, TIMES, Record, RecordError
+from undertow.bench.records import MEASURED, TIMES, Record
 from undertow.bench.work import peak_tflops
+from undertow.record_file import RecordError
 from undertow.sweep.matrix import CELLS, Cell
 
 FORMATS = ("svg", "png")

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 
 from undertow.bench.providers import UNDERTOW
 from undertow.bench.records import CYCLES, MEASURED, TIMES, Record
+from undertow.sweep.matrix import CELLS, Cell
+
+_CELLS = {cell.name: cell for cell in CELLS}
+_PLACES = {name: place for place, name in enumerate(_CELLS)}
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,30 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
+def by_factor(found: Iterable[Lead]) -> dict[str, dict[str, tuple[float, int]]]:
+    """Geometric mean of the ratios, and how many cells, for each value of each factor of the sweep."""
+    ratios: dict[str, dict[str, list[float]]] = {}
+    for lead in found:
+        cell = _CELLS.get(lead.cell)
+        if cell is not None:
+            for factor, value in _factors(cell).items():
+                ratios.setdefault(factor, {}).setdefault(value, []).append(lead.ratio)
+    return {
+        factor: {value: (geometric_mean(of_value) or math.nan, len(of_value)) for value, of_value in of_factor.items()}
+        for factor, of_factor in ratios.items()
+    }
+
+
+def _factors(cell: Cell) -> dict[str, str]:
+    return {
+        "heads": cell.layout,
+        "mask": {"plain": "causal" if cell.causal else "dense", "local": "window", "varlen": "packed"}[cell.kind],
+        "length": str(cell.seqlen),
+        "dtype": cell.dtype,
+        "mode": "deterministic" if cell.deterministic else "any order",
+    }
+
+
 def table(records: Sequence[Record], kind: str) -> list[str]:
     """Lines, of each device a row a cell, a column a provider, the lead at the end; then who has no number, and why."""
     of_kind = [record for record in records if record.kind == kind]
@@ -67,7 +95,7 @@ def _of_device(of_kind: Sequence[Record], device: str, kind: str) -> list[str]:
     rows = [[f"{device}, {'TFLOP/s' if kind == TIMES else 'million cycles'}", *providers]]
     rows[0] += ["matmul", "ours / best"] if kind == TIMES else ["ours / best"]
     cells = {(record.cell, record.provider): record for record in of_kind}
-    for cell in dict.fromkeys(record.cell for record in of_kind):
+    for cell in sorted(dict.fromkeys(record.cell for record in of_kind), key=_place):
         told = [_told(cells.get((cell, provider))) for provider in providers]
         ceiling = next((r.ceiling_tflops for r in of_kind if r.cell == cell and r.ceiling_tflops), None)
         lead = f"{ratios[cell]:.3f}" if cell in ratios else "-"
@@ -78,6 +106,11 @@ def _of_device(of_kind: Sequence[Record], device: str, kind: str) -> list[str]:
         "  ".join(word.rjust(width) if column else word.ljust(width) for column, (word, width) in enumerate(pairs))
         for pairs in (list(zip(row, widths)) for row in rows)
     ]
+
+
+def _place(cell: str) -> int:
+    """Of a cell in the matrix, whatever order they were measured in; behind it, if it is none of it."""
+    return _PLACES.get(cell, len(_PLACES))
 
 
 def _told(record: Record | None) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from undertow.bench.cellrun import facts, judge
-from undertow.bench.gate import Gate
+from undertow.bench.gate import Gates
 from undertow.bench.machine import NvmlMonitor, examine, uuid_of_current
 from undertow.bench.peers import PROVIDERS
 from undertow.bench.records import CYCLES
@@ -31,10 +31,11 @@ def main(request: Path, answer: Path) -> int:
     asked = json.loads(request.read_text(encoding="utf-8"))
     machine = examine(asked["revision"], NvmlMonitor(uuid_of_current()))
     cells = {cell.name: cell for cell in CELLS}
+    gates = Gates()
     told: list[dict[str, Any]] = []
     for name in asked["cells"]:
         loaded = workload(cells[name], cells[name].full, "cuda")
-        for judged in judge(loaded, Gate(loaded), [PROVIDERS[provider] for provider in asked["providers"]]):
+        for judged in judge(loaded, gates.of(loaded), [PROVIDERS[provider] for provider in asked["providers"]]):
             told.append(facts(loaded, judged, CYCLES, machine))
             if judged.participant is None:
                 continue

@@ -13,7 +13,7 @@ than the sum of their budgets (triangle inequality).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,10 +22,11 @@ from torch import Tensor
 
 from undertow.bench.workload import Workload
 from undertow.reference import (
+    Forward,
     Gradients,
     RowStats,
     Scoring,
-    attention_forward,
+    blocks,
     ideal_backward,
     ideal_sums,
     round_to,
@@ -63,13 +64,28 @@ class Verdict:
     complaint: str | None
 
 
+class Gates:
+    """Gates of many cells. Those that differ in the deterministic mode alone have the same true gradients."""
+
+    def __init__(self) -> None:
+        self._slices: dict[Hashable, list[Slices]] = {}
+
+    def of(self, workload: Workload) -> Gate:
+        """The gate of one workload, whose tensors depend on nothing but its cell and size."""
+        problem = workload.size, workload.cell.causal, workload.cell.dtype
+        gate = Gate(workload, self._slices.get(problem))
+        self._slices[problem] = gate.slices
+        return gate
+
+
 class Gate:
     """Knows the true gradients of one workload, where it looks."""
 
-    def __init__(self, workload: Workload):
+    def __init__(self, workload: Workload, slices: list[Slices] | None = None):
+        """slices: of another gate for the same tensors and mask."""
         self._workload = workload
         self._group = workload.size.heads.q // workload.size.heads.kv
-        self.slices = [self._judged(place) for place in places(workload)]
+        self.slices = slices or [self._judged(place) for place in places(workload)]
 
     def verdict(self, gradients: Gradients) -> Verdict:
         """Judge gradients in the shapes and the dtype of q, k, v of the workload."""
@@ -112,7 +128,7 @@ class Gate:
         w, q_heads = self._workload, _query_heads(place, self._group)
         q, dout = (x[place.rows, q_heads][None] for x in (w.q, w.dout))
         k, v = (x[place.rows, _one(place)][None] for x in (w.k, w.v))
-        forward = attention_forward(q, k, v, w.scoring)
+        forward = forward_of(q, k, v, w.scoring)
         true = row_stats(forward.out, dout, forward.lse)
         kept = row_stats(round_to(forward.out, q.dtype), dout, forward.lse.float())
         length = q.shape[1]
@@ -132,6 +148,22 @@ class Gate:
                     ideal[index].append(nearest[index][0])
         truth = Gradients(*map(torch.cat, exact))
         return Slices(place, parts, truth, Errors(*map(relative_error, map(torch.cat, ideal), truth)))
+
+
+def forward_of(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Forward:
+    """As `attention_forward`, with half as many passes over the scores, which at full size are what takes the time.
+
+    Every row sees a key.
+    """
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.empty((*q.shape[:-3], q.shape[-2], q.shape[-3]), dtype=torch.float64, device=q.device)
+    for block in blocks(q, k, v, scoring):
+        top = block.scores.amax(1, keepdim=True)
+        weights = block.scores.sub_(top).exp_()
+        total = weights.sum(1)
+        lse[block.row_index] = top[:, 0] + total.log()
+        out[block.where] = weights @ block.v / total[:, None]
+    return Forward(out, lse)
 
 
 def places(workload: Workload) -> Iterator[Place]:

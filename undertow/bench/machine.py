@@ -22,7 +22,10 @@ from undertow.bench.measure import Sample
 from undertow.runtime.architectures import ARCHITECTURES
 
 PACKAGE = Path(undertow.__file__).parent
-PACKAGES = ("flash-attn-4", "flash-attn-3", "nvidia-cutlass-dsl", "apache-tvm-ffi", "triton")
+PACKAGES = (
+    *("flash-attn-4", "flash-attn-3", "dew-flash-attn-cu13"),  # the last is flash-attn-3's kernels, built for JAX
+    *("nvidia-cutlass-dsl", "apache-tvm-ffi", "triton"),
+)
 SAMPLE_SECONDS = 0.04
 
 

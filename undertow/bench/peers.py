@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Hashable
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from undertow.bench.providers import Participant, Provider, UnableError, Underto
 from undertow.bench.work import HEAD_DIM
 from undertow.bench.workload import Workload
 from undertow.reference import Gradients
+from undertow.sweep.matrix import Cell
 
 SCALE = HEAD_DIM**-0.5
 
@@ -32,7 +34,12 @@ class FlashAttention4:
     name, module = "flash-attn-4", "flash_attn.cute.interface"
 
     def missing(self) -> str | None:
+        # it looks when it is imported; what is compiled once, by whichever process, is then kept
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
         return _missing(self.module)
+
+    def compiles(self, cell: Cell) -> Hashable:
+        return cell.layout, cell.kind, cell.causal, cell.dtype, cell.deterministic
 
     def prepare(self, workload: Workload) -> Participant:
         library = importlib.import_module(self.module)
@@ -65,6 +72,9 @@ class FlashAttention3:
     def missing(self) -> str | None:
         return _missing(self.module)
 
+    def compiles(self, cell: Cell) -> Hashable:
+        return None
+
     def prepare(self, workload: Workload) -> Participant:
         library = importlib.import_module(self.module)
         w = workload
@@ -93,6 +103,9 @@ class TorchFlash:
     def missing(self) -> str | None:
         return None
 
+    def compiles(self, cell: Cell) -> Hashable:
+        return None
+
     def prepare(self, workload: Workload) -> Participant:
         w = workload
         q, k, v, dout = (w.shaped(x) for x in (w.q, w.k, w.v, w.dout))
@@ -118,6 +131,9 @@ class TorchCudnn:
     def missing(self) -> str | None:
         return None if torch.backends.cudnn.is_available() else "this torch has no cuDNN"
 
+    def compiles(self, cell: Cell) -> Hashable:
+        return None  # what it compiles, it forgets with the process
+
     def prepare(self, workload: Workload) -> Participant:
         w = workload
         if w.size.packed or w.size.window != (None, None):
@@ -140,6 +156,9 @@ class FlexAttention:
 
     def missing(self) -> str | None:
         return _missing("triton")
+
+    def compiles(self, cell: Cell) -> Hashable:
+        return None if cell.deterministic else cell.name  # every shape, and of packed sequences every mask
 
     def prepare(self, workload: Workload) -> Participant:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention

@@ -6,7 +6,7 @@ What a provider needs from a forward pass (out, LSE) it makes itself, before; on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from undertow.bench.work import HEAD_DIM
 from undertow.bench.workload import Workload
 from undertow.kernels.sm100.tensors import Sequences
 from undertow.reference import Gradients
+from undertow.sweep.matrix import Cell
 
 UNDERTOW = "undertow"
 
@@ -64,6 +65,10 @@ class Provider(Protocol):
         """Why it is not on this machine, or None."""
         ...
 
+    def compiles(self, cell: Cell) -> Hashable:
+        """What the first call in a cell compiles and keeps on disk, equal for cells that share it; None: nothing."""
+        ...
+
     def prepare(self, workload: Workload) -> Participant:
         """Run the forward pass and be ready.
 
@@ -82,6 +87,9 @@ class Undertow:
 
     def missing(self) -> str | None:
         return None
+
+    def compiles(self, cell: Cell) -> Hashable:
+        return cell.kind, cell.causal, cell.dtype, cell.deterministic
 
     def prepare(self, workload: Workload) -> Participant:
         q, k, v, dout = (workload.shaped(x) for x in (workload.q, workload.k, workload.v, workload.dout))

@@ -12,13 +12,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from undertow.record_file import RecordError, RecordLines
+
 TIMES, CYCLES = "times", "cycles"  # kinds
 MEASURED, UNABLE, WRONG, BROKEN = "measured", "unable", "wrong", "broken"  # statuses
-LINE_START = '{"cell": "'  # of a record, for a line that was not written to its end
-
-
-class RecordError(ValueError):
-    """A file that does not hold records, or cannot be written; the message names it, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +68,11 @@ class Record:
     kernels: list[dict[str, Any]] = field(default_factory=list)
 
 
-class RecordFile:
-    """The records of a file, and the place for new ones. fresh: those that are there are thrown away.
-
-    Raises: RecordError for a file that holds something else, or a place that cannot be written.
-    """
+class RecordFile(RecordLines[Record]):
+    """The records of a file, and the place for new ones; see `RecordLines`."""
 
     def __init__(self, path: Path, fresh: bool = False):
-        self.path = path
-        lines, torn = ([], False) if fresh else self._lines()
-        self.records = [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
-        if fresh or torn:
-            self._write("w", lines)
-        else:
-            self._write("a", [])  # that it cannot be written is better known before the work
+        super().__init__(path, "a benchmark", lambda values: Record(**values), fresh)
 
     def done(self, kind: str, device: str, sources: str, providers: Iterable[str]) -> set[str]:
         """Cells in which each of `providers` has a record of that kind, device and sources."""
@@ -97,7 +85,7 @@ class RecordFile:
 
     def append(self, new: Sequence[Record]) -> None:
         """Write the records of a cell, so that nothing that comes later can lose them."""
-        self._write("a", [json.dumps(asdict(record), allow_nan=False) for record in new])
+        self.write(asdict(record) for record in new)
         self.records += new
 
     def latest(self) -> list[Record]:
@@ -108,35 +96,6 @@ class RecordFile:
             found.pop(key, None)
             found[key] = record
         return list(found.values())
-
-    def _lines(self) -> tuple[list[str], bool]:
-        """The whole lines, and whether there is one that was not written to its end."""
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return [], False
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecordError(f"{self.path}: cannot be read: {error}") from error
-        *lines, rest = text.split("\n")
-        if not LINE_START.startswith(rest[: len(LINE_START)]):
-            raise self._foreign(len(lines) + 1)
-        return lines, bool(rest)
-
-    def _parsed(self, number: int, line: str) -> Record:
-        try:
-            return Record(**json.loads(line))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise self._foreign(number) from error
-
-    def _foreign(self, number: int) -> RecordError:
-        return RecordError(f"{self.path}: line {number} is no record of a benchmark: name a file of such, or a new one")
-
-    def _write(self, mode: str, lines: list[str]) -> None:
-        try:
-            with self.path.open(mode, encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-        except OSError as error:
-            raise RecordError(f"{self.path}: cannot be written: {error}") from error
 
 
 def write_csv(path: Path, records: Iterable[Record]) -> None:

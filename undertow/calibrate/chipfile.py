@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from pathlib import Path
+from typing import Any
 
 from undertow.calibrate.benchmark import Measured
 from undertow.timing.chip import Chip, Constant, names, read_chip
@@ -111,9 +113,38 @@ def _entry(constant: Constant) -> list[str]:
     return numbers + [f"{key} = {json.dumps(text)}" for key, text in texts.items() if text]
 
 
+def from_records(path: Path, name: str | None) -> tuple[About, list[Measured]]:
+    """Measurements that `records` has told, perhaps of another machine. name: of the chip, that of the GPU if None.
+
+    Raises: CalibrationError for a file that cannot be read, or that holds more than one machine or day.
+    """
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        found = [_of_record(row) for row in rows]
+        where = {(row["gpu"], row["num_sms"], row["arch"], row["driver"], row["date"]) for row in rows}
+        command = rows[0]["command"]
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise CalibrationError(f"{path}: no records of measurements: {type(error).__name__}: {error}") from error
+    if len(where) > 1:
+        raise CalibrationError(f"{path}: holds {len(where)} machines or days; a chip file is of one")
+    gpu, num_sms, arch, driver, day = where.pop()
+    return About(name or short_name(gpu), gpu, num_sms, arch, driver, command, date.fromisoformat(day)), found
+
+
+def _of_record(row: Mapping[str, Any]) -> Measured:
+    low, high = row["range"]
+    return Measured(row["name"], row["value"], low, high, row["unit"], row["how"], row["kind"] == "constant")
+
+
+def short_name(gpu: str) -> str:
+    """`NVIDIA H200` is h200."""
+    return gpu.lower().removeprefix("nvidia ").replace(" ", "-")
+
+
 def records(about: About, found: Iterable[Measured]) -> list[Mapping[str, object]]:
     """One record a measurement, also of those that are no constants."""
-    where = {"gpu": about.gpu, "driver": about.driver, "date": str(about.day), "command": about.command}
+    where: dict[str, object] = {"gpu": about.gpu, "num_sms": about.num_sms, "arch": about.arch}
+    where |= {"driver": about.driver, "date": str(about.day), "command": about.command}
     return [
         {
             "kind": "constant" if each.is_constant else "measurement",

@@ -24,7 +24,7 @@ from undertow.timing.ablation import BASELINE, CYCLES, FIRST_BAND, POWER, Verdic
 from undertow.timing.chip import Chip
 from undertow.timing.grid_time import Work, launch_time
 from undertow.timing.kernel_time import Kernels, Replayed
-from undertow.timing.predict import PORT, PORTS, Draw, Drawer, Draws, draw, held
+from undertow.timing.predict import PORT, PORTS, Draw, Drawer, Draws, draw
 from undertow.timing.results import Prediction
 
 ARCH = "sm100"
@@ -62,7 +62,9 @@ class Ablation:
 
     def port_of(self, drawn: Draw, port: str) -> str:
         """The assumption about the port; where it is unknown, the draw's own coin decides."""
-        return next(word for word, value in PORTS.items() if value == drawn.constants[PORT]) if port == UNKNOWN else port
+        return (
+            next(word for word, value in PORTS.items() if value == drawn.constants[PORT]) if port == UNKNOWN else port
+        )
 
     def replayed(self, drawn: Draw, port: str, key: Key) -> Replayed:
         """What a draw says of a schedule under an assumption about the port."""
@@ -93,7 +95,7 @@ class Ablation:
         return {key: self.draws.predict(lambda drawn, key=key: self.tile(drawn, port, key)) for key in self.keys}
 
     def ratios(self, port: str, cycles: Callable[[Draw, str, Key], float]) -> dict[Key, Prediction]:
-        """The baseline's cycles to those of every other schedule, draw by draw. cycles: `self.tile` or `self.launch`."""
+        """The baseline's cycles to those of every other schedule, draw by draw. cycles: `self.tile`, `self.launch`."""
 
         def ratio(drawn: Draw, key: Key) -> float:
             return cycles(drawn, port, (BASELINE, key[1])) / cycles(drawn, port, key)
@@ -104,7 +106,9 @@ class Ablation:
     def utilisation(self, port: str, key: Key) -> dict[str, float]:
         """Median share of the time in which each unit is busy."""
         units = self.replayed(self.draws.point, port, key).utilisation
-        shares = {unit: [self.replayed(d, port, key).utilisation.get(unit, 0.0) for d in self.draws.drawn] for unit in units}
+        shares = {
+            unit: [self.replayed(d, port, key).utilisation.get(unit, 0.0) for d in self.draws.drawn] for unit in units
+        }
         return {unit: statistics.median(each) for unit, each in shares.items()}
 
 
@@ -123,7 +127,15 @@ def refuse_other_options(arguments: argparse.Namespace) -> None:
 
     Raises: CaseError.
     """
-    given = [f"seqlen_{side}" for side in "qk"] + ["batch", "heads", "kv_heads", "schedule", "causal", "softcap", "dtype"]
+    given = [f"seqlen_{side}" for side in "qk"] + [
+        "batch",
+        "heads",
+        "kv_heads",
+        "schedule",
+        "causal",
+        "softcap",
+        "dtype",
+    ]
     given = [name for name in (*given, "ptx", "launch", "perfetto", "svg") if getattr(arguments, name)]
     given += ["window"] if tuple(arguments.window) != (None, None) else []
     given += ["arch"] if arguments.arch != ARCH else []

@@ -9,19 +9,21 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from undertow.bench import charts, cycles
+from undertow.bench import charts, cycles, warm
 from undertow.bench.cellrun import Bench
-from undertow.bench.comparison import geometric_mean, leads, table
+from undertow.bench.comparison import by_factor, geometric_mean, leads, table
 from undertow.bench.machine import BenchError, CudaStopwatch, NvmlMonitor, examine, require_gpu, uuid_of_current
 from undertow.bench.measure import Method
 from undertow.bench.peers import PROVIDERS
 from undertow.bench.providers import UNDERTOW, Provider
-from undertow.bench.records import CYCLES, MEASURED, TIMES, WRONG, Record, RecordError, RecordFile, write_csv
+from undertow.bench.records import CYCLES, MEASURED, TIMES, WRONG, Record, RecordFile, write_csv
 from undertow.bench.work import tensor_flops_per_cycle
 from undertow.cases import CaseError
 from undertow.cli import Outcome
 from undertow.commands.sweep import chosen
+from undertow.pool import cores
 from undertow.progress import Progress
+from undertow.record_file import RecordError
 from undertow.sweep.matrix import Cell
 
 DESCRIPTION = """\
@@ -74,6 +76,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="calls of one provider before the next one's turn (default: %(default)g)",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(cores(), warm.MOST_JOBS),
+        metavar="N",
+        help="processes that compile for all cells, before any is timed; 1: compile in turn (default: %(default)s)",
+    )
     parser.add_argument("--cycles", action="store_true", help="count cycles of kernels under ncu instead of timing")
     parser.add_argument("--ncu", metavar="PATH", help="Nsight Compute's program (default: ncu on the PATH)")
     parser.add_argument("--fresh", action="store_true", help="throw away the records in the file")
@@ -116,6 +125,8 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         if missing:
             file.append(count(ncu, missing, names, arguments.revision, machine))
     else:
+        for complaint in warm.warm(warm.tasks(missing, options.providers), arguments.jobs, progress.step):
+            warnings.warn(complaint, stacklevel=1)
         bench = Bench(options.providers, method, CudaStopwatch(), monitor, machine)
         for cell in missing:
             file.append(bench.times(cell, progress.step))
@@ -127,6 +138,8 @@ def _method(arguments: argparse.Namespace) -> Method:
         raise BenchError(f"--rounds={arguments.rounds}: must be at least 1")
     if not 0 < arguments.block_seconds < 60:
         raise BenchError(f"--block-seconds={arguments.block_seconds}: must be above 0 and below 60")
+    if arguments.jobs < 1:
+        raise BenchError(f"--jobs={arguments.jobs}: must be at least 1")
     return Method(arguments.rounds, arguments.block_seconds)
 
 
@@ -196,10 +209,15 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
     lines: list[str] = []
     for kind in kinds:
         found = leads(records, kind)
+        factors = by_factor(found)
         worst = min(found, key=lambda lead: lead.ratio, default=None)
         report[kind] = {
             "cells": len(found),
             "geometric_mean_over_best_peer": geometric_mean([lead.ratio for lead in found]),
+            "by_factor": {
+                factor: {value: {"geometric_mean": mean, "cells": cells} for value, (mean, cells) in values.items()}
+                for factor, values in factors.items()
+            },
             "worst": None if worst is None else {f.name: getattr(worst, f.name) for f in fields(worst)},
         }
         lines += table(records, kind)
@@ -209,6 +227,10 @@ def _outcome(arguments: argparse.Namespace, file: RecordFile, cells: list[Cell],
                 "",
                 f"{mean:.3f} x the best of the others (geometric mean, cells by {kind}: {len(found)}), worst "
                 f"{worst.ratio:.3f} x {worst.best_peer} in {worst.cell}",
+                *(
+                    f"  by {factor}: " + ", ".join(f"{value} {mean:.3f} ({n})" for value, (mean, n) in values.items())
+                    for factor, values in factors.items()
+                ),
                 "",
             ]
     lines += [f"not here: {name}: {why}" for name, why in absent.items()]

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from undertow.calibrate.benchmark import Benchmark, Measured
-from undertow.calibrate.chipfile import About, CalibrationError, chip_of, package_chip, records, to_toml
+from undertow.calibrate.chipfile import (
+    About,
+    CalibrationError,
+    chip_of,
+    from_records,
+    package_chip,
+    records,
+    short_name,
+    to_toml,
+)
 from undertow.calibrate.probe import TARGETS, compile_probe
 from undertow.calibrate.units import benchmarks
 from undertow.cli import Outcome
@@ -22,7 +31,7 @@ Run microbenchmarks on this GPU and write a chip file: every constant with its v
 between, and its source. Constants that cannot be measured are taken from the package's chip of the same architecture
 and keep their confidence. docs/calibrate.md tells what is measured and how.
 
-Exit code 2 without a GPU that the benchmarks run on; --list and --compile-only work anywhere.
+Exit code 2 without a GPU that the benchmarks run on; --list, --compile-only and --from-records work anywhere.
 """
 BAD_INPUT = (CalibrationError, ChipError)
 DEFAULT_OUTPUT = "chip.toml"
@@ -41,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetitions", type=int, default=7, metavar="N", help="of every launch (default: %(default)s)"
     )
+    parser.add_argument("--from-records", metavar="FILE", help="measure nothing: the chip file of these records")
     parser.add_argument("--list", action="store_true", help="name the benchmarks and measure nothing")
     parser.add_argument("--compile-only", choices=TARGETS, help="compile the benchmarks for this target, run nothing")
 
@@ -56,6 +66,9 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         return _listed()
     if arguments.compile_only:
         return _compiled(arguments.compile_only, arguments.only, progress)
+    if arguments.from_records:
+        about, found = from_records(Path(arguments.from_records), arguments.name)
+        return _written(arguments, about, found)
     return _measured(arguments, progress)
 
 
@@ -106,14 +119,18 @@ def _measured(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         progress.step(f"measuring {benchmark.name}")
         found += benchmark.evaluate(results_of(gpu, benchmark.launches, arguments.repetitions))
     command = " ".join(["undertow calibrate", *(f"--only {name}" for name in arguments.only or ())])
-    name = arguments.name or gpu.name.lower().replace("nvidia ", "").replace(" ", "-")
+    name = arguments.name or short_name(gpu.name)
     about = About(name, gpu.name, gpu.num_sms, gpu.target, _driver(), command, date.today())
-    chip = chip_of(about, found, package_chip(gpu.target))
-    Path(arguments.output).write_text(to_toml(chip))
-    rows = records(about, found)
     if arguments.records:
         with Path(arguments.records).open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.writelines(json.dumps(row) + "\n" for row in records(about, found))
+    return _written(arguments, about, found)
+
+
+def _written(arguments: argparse.Namespace, about: About, found: list[Measured]) -> Outcome:
+    chip = chip_of(about, found, package_chip(about.arch))
+    Path(arguments.output).write_text(to_toml(chip))
+    rows = records(about, found)
     report: dict[str, Any] = {"ok": True, "output": arguments.output, "chip": chip.name, "measured": rows}
     return Outcome(True, report, _text(found, arguments.output, len(chip.constants)))
 

@@ -11,7 +11,7 @@ from undertow.campaign import Campaign, Covered, Found, campaign, kernel_name, p
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
 from undertow.commands.attention import add_attention, random_batch_of
-from undertow.commands.targets import DEFAULT_SHAPE, add_schedule, add_target, own_kernel, settings_of
+from undertow.commands.targets import DEFAULT_SHAPES, add_schedule, add_target, own_kernel, settings_of
 from undertow.emulator import LaunchError, UnsupportedPtx
 from undertow.hazard_figure import sides
 from undertow.inputs import InputError
@@ -79,7 +79,7 @@ def _cases(arguments: argparse.Namespace, progress: Progress) -> dict[str, tuple
     cases = {}
     for schedule in schedules_of(arguments.arch, arguments.schedule):
         progress.step(f"compiling {schedule}")
-        batch = random_batch_of(arguments, DEFAULT_SHAPE)
+        batch = random_batch_of(arguments, DEFAULT_SHAPES[arguments.arch])
         cases[schedule] = batch_case(batch, schedule, arguments.deterministic, arguments.arch)
     return cases
 

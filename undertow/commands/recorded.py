@@ -1,4 +1,4 @@
-"""Kernels whose timing is asked for, compiled, executed and recorded: a few CTAs of each, as `kernel_time` wants them."""
+"""Kernels whose timing is asked for, compiled, executed and recorded: the CTAs that `kernel_time` wants."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from undertow.inputs import Shape, random_batch
 from undertow.kernels.backward import plan_named
 from undertow.plan.attention import Attention
 from undertow.plan.grid import Grid, heads_per_bundle
+from undertow.plan.schema import Plan
 from undertow.plan.tiles import Band, Tiling
 from undertow.reference import Scoring
 from undertow.timing.grid_time import Work, work_of
-from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes
+from undertow.timing.kernel_time import Kernels, Recorded, SampleShape, first_cta, sample_shapes, shapes_of_items
 from undertow.timing.trace import record
 
 HEAD_DIM = 64
@@ -93,18 +94,34 @@ def recorded(
     kernels = {}
     for schedule in schedules:
         step(f"compiling and executing {schedule}, {problem.mask}")
+        stays = claims_items(plan_named(arch, schedule, attention=problem.attention))
         ctas = []
-        for shape in sample_shapes(problem.band):
+        for shape in shapes_of_items(problem.band) if stays else sample_shapes(problem.band):
             kernel = replace(_main_kernel(arch, schedule, problem, shape), name=schedule)
-            ctas.append(Recorded(first_cta(shape, problem.attention.descending), record(kernel, point)))
+            if stays:
+                kernel = _claiming(kernel, shape.items)
+            counts = first_cta(shape, problem.attention.descending)
+            ctas.append(Recorded(counts, record(kernel, point, claims=stays)))
         kernels[schedule] = tuple(ctas)
     return Kernels(kernels)
+
+
+def claims_items(plan: Plan) -> bool:
+    """Whether CTAs stay and claim one key/value tile after another."""
+    return any(role.name == "schedule" for role in plan.roles)
+
+
+def _claiming(kernel: Kernel, items: int) -> Kernel:
+    """One CTA that may claim so many items: the last two numbers of such a launch."""
+    *others, ctas, most_items = kernel.launch.params
+    assert isinstance(ctas, int) and isinstance(most_items, int), "CTAs of the launch, and what each may claim"
+    launch = replace(kernel.launch, grid=(1, 1, 1), params=(*others, 1, items))
+    return replace(kernel, launch=launch)
 
 
 def _main_kernel(arch: str, schedule: str, problem: Problem, shape: SampleShape) -> Kernel:
     from undertow.backward_case import batch_case
 
-    plan_named(arch, schedule, attention=problem.attention)  # says what the architecture does not have
     scoring = Scoring(window=shape.window, softcap=1.0 if problem.softcap else None)
     batch = random_batch(Shape(1, shape.seqlen_q, shape.seqlen_k, 1), 0, scoring, problem.dtype)
     _, main, _ = batch_case(batch, schedule, False, arch)

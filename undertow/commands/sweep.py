@@ -8,15 +8,19 @@ from pathlib import Path
 
 from undertow.cases import CaseError
 from undertow.cli import Outcome
-from undertow.kernels.sm100.plan import SCHEDULES
+from undertow.commands.targets import add_schedule
+from undertow.kernels.backward import schedules_of
+from undertow.kernels.sm100.launch import LaunchInputError
 from undertow.pool import cores
 from undertow.progress import Progress
+from undertow.record_file import RecordError
 from undertow.sweep.matrix import CELLS, Cell
-from undertow.sweep.records import Record, RecordError, RecordFile
+from undertow.sweep.records import Record, RecordFile
 from undertow.sweep.run import Runner, Sweep, sweep
 
 DESCRIPTION = """\
-Judge the 124 configurations of the published sweep, scaled to a few tiles each, on all schedules: MHA, GQA and MQA;
+Judge the 124 configurations of the published sweep, scaled to a few tiles each, on all schedules of an architecture (no
+two architectures have a schedule of the same name, so that one file holds the records of all): MHA, GQA and MQA;
 dense, causal, local and packed sequences; bf16 and fp16; without and with the deterministic mode; lengths that stand
 for 512 to 32k. undertow/sweep/matrix.py is the list, and says how it comes to 124.
 
@@ -29,7 +33,7 @@ of other sources, of other versions of what computes, or of other schedules do n
 
 Exit code 0: all cells are ok. 1: some are not. 2: the options or the file cannot be used.
 """
-BAD_INPUT = (CaseError, RecordError)
+BAD_INPUT = (CaseError, LaunchInputError, RecordError)
 DEFAULT_OUTPUT = "sweep.jsonl"
 SHOWN = 10  # cells in the table of the worst
 COMPLAINTS = 3  # of a cell that is not ok; its record has them all
@@ -47,9 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="only cells whose names match it, as file names do: 'gqa-*-fp16*'; may be repeated",
     )
-    parser.add_argument(
-        "--schedule", action="append", choices=SCHEDULES, help="run only this one; may be repeated (default: all four)"
-    )
+    add_schedule(parser, "all; may be repeated", action="append")
     parser.add_argument("--fresh", action="store_true", help="throw away the records in the file")
     parser.add_argument("--jobs", type=int, default=cores(), metavar="N", help="processes (default: %(default)s)")
 
@@ -57,14 +59,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Sweep what the command line asks for.
 
-    Raises: CaseError for a pattern that no cell matches or less than one process; RecordError for the file.
+    Raises: CaseError for a pattern that no cell matches or less than one process; LaunchInputError for a schedule of
+    another architecture; RecordError for the file.
     """
     if arguments.jobs < 1:
         raise CaseError(f"--jobs={arguments.jobs}: must be at least 1")
     cells = chosen(arguments.only)
-    schedules = tuple(dict.fromkeys(arguments.schedule or SCHEDULES))
+    schedules = tuple(dict.fromkeys(schedules_of(arguments.arch, arguments.schedule)))
     file = RecordFile(Path(arguments.output), arguments.fresh)
-    return outcome(sweep(cells, Runner(schedules), file, arguments.jobs, progress.step), file.path)
+    return outcome(sweep(cells, Runner(schedules, arguments.arch), file, arguments.jobs, progress.step), file.path)
 
 
 def chosen(patterns: list[str] | None) -> list[Cell]:

@@ -12,10 +12,12 @@ from undertow.kernels.backward import SCHEDULES
 from undertow.launch_file import read_kernel
 from undertow.pool import cores
 
-# the least that fills every pipeline and has tails: three query tiles by two key tiles, both last ones partial
-DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
-
 ARCH = "sm100"  # of the kernels that commands take if nobody says
+
+# the least that fills every pipeline and has tails: three query tiles by two key tiles, both last ones partial. On sm90
+# it takes a fourth until a slot is handed back a second time.
+DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
+DEFAULT_SHAPES = {ARCH: DEFAULT_SHAPE, "sm90": DEFAULT_SHAPE._replace(seqlen_q=430)}
 
 
 def add_schedule(parser: argparse.ArgumentParser, default: str, **more: Any) -> None:
@@ -32,7 +34,8 @@ def add_schedule(parser: argparse.ArgumentParser, default: str, **more: Any) -> 
 
 def add_target(parser: argparse.ArgumentParser, seeds: int) -> None:
     """Add the options that say what is run, and how often."""
-    for name, default in zip(Shape._fields, DEFAULT_SHAPE):
+    for name in Shape._fields:
+        default = _told(name)
         parser.add_argument(_flag(name), type=int, metavar="N", help=f"extent of the random batch (default: {default})")
     parser.add_argument("--seed", type=int, help="of the random batch (default: 0)")
     parser.add_argument("--ptx", metavar="FILE", help="a PTX file instead of a schedule of ours; needs --launch")
@@ -66,7 +69,7 @@ def own_kernel(arguments: argparse.Namespace) -> Kernel | None:
 def shape_of(arguments: argparse.Namespace) -> Shape:
     """The shape of the random batch."""
     given = {name: getattr(arguments, name) for name in Shape._fields if getattr(arguments, name) is not None}
-    return DEFAULT_SHAPE._replace(**given)
+    return DEFAULT_SHAPES[arguments.arch]._replace(**given)
 
 
 def settings_of(arguments: argparse.Namespace) -> list[Options]:
@@ -77,6 +80,13 @@ def settings_of(arguments: argparse.Namespace) -> list[Options]:
     if arguments.jobs < 1:
         raise CaseError(f"--jobs={arguments.jobs}: must be at least 1")
     return settings(arguments.seeds, arguments.completion or COMPLETIONS)
+
+
+def _told(name: str) -> str:
+    """The default of an extent, and of which architectures it is another."""
+    usual = getattr(DEFAULT_SHAPE, name)
+    others = {arch: getattr(shape, name) for arch, shape in DEFAULT_SHAPES.items()}
+    return ", ".join([str(usual), *(f"{arch}: {extent}" for arch, extent in others.items() if extent != usual)])
 
 
 def _flag(name: str) -> str:

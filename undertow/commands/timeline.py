@@ -35,8 +35,8 @@ from undertow.timing.grid_time import LAUNCH_CONSTANTS, TileCounts, Work, launch
 from undertow.timing.kernel_time import CtaAlone, Kernels, Recorded, assumed_of, has_steady_state
 from undertow.timing.predict import PORT, PORTS, Drawer, Draws, held
 from undertow.timing.predict import draw as draw_all
-from undertow.timing.trace import record
 from undertow.timing.results import Prediction, Timeline
+from undertow.timing.trace import record
 
 DESCRIPTION = """\
 Predict how long a tile of the main kernel takes in its steady state, and a whole launch: the instructions that the
@@ -75,7 +75,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draws", type=int, default=64, metavar="N", help="from the ranges (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
     parser.add_argument("--ablation", action="store_true", help="all sm100 schedules, dense and causal, and published")
-    parser.add_argument("--perfetto", metavar="FILE", help="write the timelines at the best guesses for ui.perfetto.dev")
+    parser.add_argument(
+        "--perfetto", metavar="FILE", help="write the timelines at the best guesses for ui.perfetto.dev"
+    )
     parser.add_argument("--svg", metavar="FILE", help="draw a steady tile of each, at the best guesses")
     for name, default in zip(Shape._fields, (*DEFAULT_SHAPE[:-1], "as --heads")):
         flag = "--" + name.replace("_", "-")
@@ -236,11 +238,7 @@ def _record(
         "cycles_per_tile": tile.median,
         "band": list(tile.band),
         "point": tile.point,
-        **{
-            key: _distribution(x)
-            for key, x in numbers.items()
-            if key != "cycles_per_tile"
-        },
+        **{key: _distribution(x) for key, x in numbers.items() if key != "cycles_per_tile"},
         "utilisation": utilisation(name, draws),
         "stalls": {role: dict(reasons) for role, reasons in timeline.stalls.items()},
         "critical_path": [asdict(link) for link in timeline.critical_path],
@@ -295,7 +293,7 @@ def _shape_line(problem: Problem) -> str:
     heads = f"{shape.heads}:{shape.kv_heads or shape.heads}"
     return (
         f"Main kernel, {problem.mask}, {shape.batch} x {shape.seqlen_q} x {shape.seqlen_k}, heads {heads}: "
-        f"{len(work.order)} CTAs, {sum(work.tiles)} tiles, {work.masked_share:.1%} of them masked."
+        f"{len(work.order)} CTAs, {work.tiles.tiles} tiles, {work.masked_share:.1%} of them masked."
     )
 
 

@@ -55,6 +55,11 @@ def compile_backward(arch: str, plan: Plan, rows: RowVariant = PLAIN) -> Compile
     return _LAUNCHES[arch].compile_backward(plan, rows)
 
 
+def allocate_workspaces(arch: str, tensors: BackwardTensors, deterministic: bool = False) -> Any:
+    """The buffers between the kernels of an architecture for a call, for `launches`; they have a `dq_accumulator`."""
+    return _LAUNCHES[arch].allocate_workspaces(tensors, deterministic)
+
+
 def launches(
     compiled: CompiledBackward, tensors: BackwardTensors, settings: Settings = DEFAULT, workspaces: Any = None
 ) -> list[tuple[CompiledKernel, Launch]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from undertow.plan.order import Access, Order
+from undertow.plan.order import Access, Order, uncovered
 from undertow.plan.schema import (
     REGISTERS_PER_SM,
     SMEM_BYTES_PER_CTA,
@@ -21,7 +21,9 @@ from undertow.plan.schema import (
     PlanError,
 )
 from undertow.plan.steps import Copy, Signal, Wait
+from undertow.plan.warpgroup_order import WarpgroupOrder, actors
 
+ITEMS = {1: 5, 2: 3}  # key/value tiles of a CTA, by the query tiles of each: their slots are reused, too
 TILES = 5  # twice the deepest pipeline and one more: every slot is reused, and the loop's first and last trips differ
 
 
@@ -101,10 +103,10 @@ def check_registers(plan: Plan) -> None:
 
 def check_pipelines(plan: Plan) -> None:
     """Every side that exists is completed by its role's program, and slots can be addressed by masking."""
-    for role, steps in plan.programs:
+    for name, steps in plan.programs:
         for step in steps:
             if isinstance(step, Wait | Signal | Copy):
-                _check_end(plan, role, step)
+                _check_end(plan, name.partition("[")[0], step)
     for pipeline in plan.pipelines:
         if pipeline.stages < 1 or pipeline.stages & (pipeline.stages - 1):
             raise PlanError(f"{plan.name}: {pipeline.name} has {pipeline.stages} stages; allowed: powers of two")
@@ -139,15 +141,31 @@ def _completes(plan: Plan, role: str, pipeline: str, side: str) -> bool:
 
 
 def check_order(plan: Plan) -> None:
-    """No circle of waits, no wait for a phase that nobody completes, no unordered or stale access."""
-    for tiles in (1, TILES):
-        order = Order(plan, tiles)
+    """No circle of waits, no wait for a phase that nobody completes, no unordered or stale access.
+
+    Where warpgroups meet at named barriers also: rounds that are kept apart, and nothing read that nobody has written.
+    """
+    for order in _orders(plan):
+        if isinstance(order, WarpgroupOrder):
+            for message in (*order.rounds(), *order.uncounted()):
+                raise PlanError(f"{plan.name}: {message}")
         if order.cyclic:
             raise PlanError(f"{plan.name}: the schedule deadlocks, in a circle: {', then '.join(order.cycle)}")
         for wait, following in order.unsignalled():
             raise PlanError(f"{plan.name}: {wait}, which nobody completes, before it {following}")
         for message in hazards(order):
             raise PlanError(f"{plan.name}: {message}")
+        if isinstance(order, WarpgroupOrder):
+            for message in order.unwritten():
+                raise PlanError(f"{plan.name}: {message}")
+
+
+def _orders(plan: Plan) -> Iterator[Order]:
+    """Few tiles and many; where a CTA has several key/value tiles also those of one and of two query tiles."""
+    for tiles in (1, TILES):
+        yield WarpgroupOrder(plan, tiles) if actors(plan) else Order(plan, tiles)
+    if any(pipeline.per_item for pipeline in plan.pipelines):
+        yield from (WarpgroupOrder(plan, items * per_item, per_item) for per_item, items in ITEMS.items())
 
 
 def hazards(order: Order) -> Iterator[str]:
@@ -191,10 +209,12 @@ def _stale(order: Order, one: tuple[int, Access], other: tuple[int, Access]) -> 
 def _rewritten(order: Order, reader: tuple[int, Access], writer: tuple[int, Access]) -> bool:
     """Whether the reader's own value is written, in the cells that meet, after the other value was."""
     (read_at, read), (written_at, written) = reader, writer
-    wanted = set(read.cells) & set(written.cells)
-    for index, node in enumerate(order.nodes):
-        for access in node.accesses:
-            same = access.writes and (access.space, access.region) == (read.space, read.region)
-            if same and access.tile <= read.tile and order.before(written_at, index) and order.before(index, read_at):
-                wanted -= set(access.cells)
-    return not wanted
+    wanted = range(max(read.cells.start, written.cells.start), min(read.cells.stop, written.cells.stop))
+    covers = [
+        access.cells
+        for index, node in enumerate(order.nodes)
+        for access in node.accesses
+        if access.writes and (access.space, access.region) == (read.space, read.region) and access.tile <= read.tile
+        if order.before(written_at, index) and order.before(index, read_at)
+    ]
+    return not uncovered(wanted, covers)

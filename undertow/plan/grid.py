@@ -50,9 +50,9 @@ class Grid:
         return Place(self.kv_tiles - 1 - tile if self.descending else tile, first_head + head, batch)
 
 
-def heads_per_bundle(seqlen_q: int, group: int, kv_heads: int) -> int:
-    """Key/value heads whose query side fits in L2 together, at least one; `group` query heads to a head."""
-    return max(1, min(kv_heads, L2_BYTES // max(1, seqlen_q * group * ROW_BYTES)))
+def heads_per_bundle(seqlen_q: int, group: int, kv_heads: int, l2_bytes: int = L2_BYTES) -> int:
+    """Key/value heads whose query side fits in `l2_bytes` together, at least one; `group` query heads to a head."""
+    return max(1, min(kv_heads, l2_bytes // max(1, seqlen_q * group * ROW_BYTES)))
 
 
 def _divided(number: Any, by: Any) -> tuple[Any, Any]:

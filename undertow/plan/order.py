@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from undertow.plan.schedule import mma_program, reads, synchronised_program
 from undertow.plan.schema import Plan
-from undertow.plan.steps import Copy, Guard, Issue, Join, PassTurn, Signal, Step, Store, TakeTurn, Wait
+from undertow.plan.steps import Copy, Guard, Issue, Join, Load, PassTurn, Signal, Step, Store, TakeTurn, Wait
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,15 @@ class Access:
     writes: bool
     region: str
     tile: int
+
+
+def uncovered(cells: range, covers: Iterable[range]) -> list[range]:
+    """What of `cells` none of `covers` has."""
+    left = [cells]
+    for cover in covers:
+        pieces = [(range(c.start, min(c.stop, cover.start)), range(max(c.start, cover.stop), c.stop)) for c in left]
+        left = [piece for pair in pieces for piece in pair if piece]
+    return left
 
 
 @dataclass
@@ -163,7 +172,7 @@ class Order:
             self._issue(step, tile + step.tile)
         elif isinstance(step, TakeTurn | PassTurn):  # orders CTAs, and nothing within one
             self._add(who, f"{'takes' if isinstance(step, TakeTurn) else 'passes'} the turn of tile {tile}", step=step)
-        else:
+        elif isinstance(step, Load | Store):
             writes = isinstance(step, Store)
             verb = "stores" if writes else "loads"
             accesses = [a for stage in step.stages for a in self._touch(step.region, stage, tile, writes, warpgroup)]

@@ -1,8 +1,7 @@
 """The vocabulary of a kernel plan: roles, memory regions, pipelines and programs, all frozen data.
 
-A plan says who does what and in which order; numbers that follow from it (arrival counts, transaction bytes, barrier
-ids, shared-memory offsets, alias guards) are derived here, so that no kernel, test or document can type them wrongly.
-Units: TMEM is counted in 32-bit columns, SMEM in bytes, registers in 32-bit registers per thread.
+A plan says who does what and in which order; numbers that follow from it (arrivals, bytes, barrier ids, offsets, alias
+guards) are derived here, so that nobody can type them wrongly. Units: TMEM in 32-bit columns, SMEM in bytes.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class Pipeline:
     `carries` names the regions that full hands over. `returns` names what the consumer hands back with empty, where it
     is more than the right to overwrite. `released_by` names a pipeline whose full side already implies this one's empty
     side, so that no empty barrier exists; `once` marks a hand-off that happens once per CTA and needs none either.
-    `first_also` are regions that travel with the first tile only.
+    `first_also` are regions that travel with the first tile only. `per_item` ones count key/value tiles of a CTA.
     """
 
     name: str
@@ -132,6 +131,7 @@ class Pipeline:
     first_also: tuple[str, ...] = ()
     released_by: str | None = None
     once: bool = False
+    per_item: bool = False
     why: str = ""
 
     @property
@@ -229,7 +229,8 @@ class Plan:
         return _arrival(pipeline.producer)
 
     def empty_arrival(self, pipeline: Pipeline) -> Arrival:
-        return _arrival(pipeline.consumer)
+        arrival = _arrival(pipeline.consumer)
+        return Arrival.WARPS if arrival is Arrival.TMA else arrival  # bytes arrive on the full side only
 
     def arrivals(self, pipeline: Pipeline, side: str) -> int:
         """Arrival count of a pipeline's `full` or `empty` mbarrier."""

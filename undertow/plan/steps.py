@@ -96,5 +96,79 @@ class Join:
     smem: bool = False
 
 
-Step = Wait | Signal | Load | Store | Copy | Issue | TakeTurn | PassTurn
+@dataclass(frozen=True)
+class Touch:
+    """What a step of a warpgroup's program reads or writes in shared memory.
+
+    tile: whose value, counted from the trip's own; it says which stage, unless `stage` does. parts: bytes of the stage,
+    all of it if None. value: what is there, if it is not what the region is named for.
+    """
+
+    region: str
+    tile: int = 0
+    parts: tuple[range, ...] | None = None
+    stage: int | None = None
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """GEMMs that a warpgroup issues together, and waits for together; what they read is in shared memory."""
+
+    what: str
+    reads: tuple[Touch, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Wait until at most `pending` of the groups that the warpgroup has issued are not complete."""
+
+    pending: int
+
+
+@dataclass(frozen=True)
+class Put:
+    """Store to shared memory, and make it visible to whoever reads next."""
+
+    touch: Touch
+
+
+@dataclass(frozen=True)
+class Take:
+    """Read from shared memory, to the end."""
+
+    touch: Touch
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Arrive at a named barrier and wait until all that take part have arrived."""
+
+    barrier: str
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """Arrive at a named barrier without waiting."""
+
+    barrier: str
+
+
+@dataclass(frozen=True)
+class IfFirst:
+    """Steps of the trip of tile t if that is the first of its key/value tile, which is not the first of the CTA."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class IfLast:
+    """Steps of the trip of tile t if t + `tile` is the last query tile of its key/value tile."""
+
+    steps: tuple[Step, ...]
+    tile: int = 0
+
+
+WarpgroupStep = Group | Finish | Put | Take | Sync | Arrive | IfFirst | IfLast
+Step = Wait | Signal | Load | Store | Copy | Issue | TakeTurn | PassTurn | WarpgroupStep
 SynchronisedStep = Step | Guard | Join

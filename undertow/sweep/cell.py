@@ -1,8 +1,8 @@
 """What is asked of one cell: right gradients, nothing found, and bits that do not depend on an order.
 
 Every schedule runs on the same random batches. Values come from the fast back end at the scaled size, findings from the
-NumPy back end under all observers at the watched one. Each schedule is observed in another setting, so that a cell
-meets every setting once.
+NumPy back end under all observers at the watched one. Each schedule is observed in another setting, and in another for
+every cell, so that four schedules meet every setting in a cell, and one schedule meets them in turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +22,7 @@ from undertow.backward_case import batch_case
 from undertow.cases import setting_name
 from undertow.check import check
 from undertow.inputs import DTYPES, Batch, Shape, random_batch
-from undertow.kernels.sm100.launch import compile_for, launches
-from undertow.kernels.sm100.tensors import allocate_workspaces
+from undertow.kernels.backward import allocate_workspaces, compile_for, launches
 from undertow.reference import Gradients, Scoring, Sequences
 from undertow.sweep.instructions import Roles, inside_loops, per_tile
 from undertow.sweep.matrix import Cell, Size
@@ -37,6 +36,14 @@ OBSERVED = (
     emulator.Options(completion=("seeded", 2)),
 )
 ORDERS = 5  # of CTAs, warps and completions, under which a deterministic cell must give the same bits
+
+
+class Kernels(NamedTuple):
+    """Which of our kernels run."""
+
+    arch: str
+    schedule: str
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,8 @@ def batch_of(size: Size, dtype: str, causal: bool, seed: int = 0) -> Batch:
     return random_batch(Shape(len(size.lengths), rows, rows, *size.heads), seed, scoring, DTYPES[dtype])
 
 
-def judge(cell: Cell, schedules: Sequence[str]) -> Judged:
-    """Run a cell in emulation; its name is the seed of its numbers.
+def judge(cell: Cell, schedules: Sequence[str], arch: str = "sm100") -> Judged:
+    """Run a cell in emulation, on schedules of an architecture; its name is the seed of its numbers.
 
     Raises: CompileError, UnsupportedPtx, LaunchError for a kernel that cannot be run at all.
     """
@@ -93,23 +100,24 @@ def judge(cell: Cell, schedules: Sequence[str]) -> Judged:
     batch, watched = (batch_of(size, cell.dtype, cell.causal, seed) for size in (cell.scaled, cell.watched))
 
     def backward(given: Batch, schedule: str) -> emulated.EmulatedBackward:
-        return emulated.backward(given, schedule=schedule, deterministic=cell.deterministic, options=FAST)
+        return emulated.backward(given, schedule=schedule, deterministic=cell.deterministic, options=FAST, arch=arch)
 
     runs = list(verify(batch, schedules, backward))
     measured = []
     for turn, run in enumerate(runs):
-        bits, stopped = _all_bits(batch, run.schedule) if cell.deterministic and run.executed else (None, "")
-        done = _measured(run, watched, cell.deterministic, OBSERVED[turn % len(OBSERVED)])
+        kernels = Kernels(arch, run.schedule, cell.deterministic)
+        bits, stopped = _all_bits(batch, kernels) if cell.deterministic and run.executed else (None, "")
+        done = _measured(run, watched, kernels, OBSERVED[(seed + turn) % len(OBSERVED)])
         complaint = "; ".join(filter(None, (done.complaint, stopped)))
         measured.append(replace(done, bits=bits, complaint=complaint))
     return Judged(runs[0].measure.ideal, runs[0].measure.floor, measured)
 
 
-def _measured(run: Run, watched: Batch, deterministic: bool, options: emulator.Options) -> Measured:
+def _measured(run: Run, watched: Batch, kernels: Kernels, options: emulator.Options) -> Measured:
     """What there is to say of a run but for its bits; `watched` is run under the observers."""
     done = run.executed
     roles = Roles()
-    findings, program = _observed(watched, run.schedule, deterministic, options, roles)
+    findings, program = _observed(watched, kernels, options, roles)
     instructions = in_loops = None
     if isinstance(done, emulated.EmulatedBackward) and program is not None:
         executions = done.results["main"].executions
@@ -131,11 +139,11 @@ def _measured(run: Run, watched: Batch, deterministic: bool, options: emulator.O
 
 
 def _observed(
-    batch: Batch, schedule: str, deterministic: bool, options: emulator.Options, roles: Roles
+    batch: Batch, kernels: Kernels, options: emulator.Options, roles: Roles
 ) -> tuple[list[dict[str, str]], emulator.Program | None]:
     """What is found in the three kernels, and the program of the main one if it came to its end."""
     findings, main = [], None
-    for kernel in batch_case(batch, schedule, deterministic):
+    for kernel in batch_case(batch, kernels.schedule, kernels.deterministic, kernels.arch):
         program = emulated.program(kernel.ptx, kernel.launch.kernel)
         checked = check(program, kernel.launch, options, also=[roles] if kernel.name == "main" else [])
         findings += [{"kernel": kernel.name, "rule": f.rule, "message": f.message} for f in checked.errors]
@@ -146,26 +154,27 @@ def _observed(
     return findings, main
 
 
-def _all_bits(batch: Batch, schedule: str) -> tuple[list[str], str]:
+def _all_bits(batch: Batch, kernels: Kernels) -> tuple[list[str], str]:
     """The bits under every order, and why there are not more of them, if the machine refused to go on."""
     bits = []
     for order in range(ORDERS):
         try:
-            bits.append(_bits(batch, schedule, order))
+            bits.append(_bits(batch, kernels, order))
         except emulator.EmulatorError as error:
             return bits, f"in CTA order {order}: {type(error).__name__}: {error}"
     return bits, ""
 
 
-def _bits(batch: Batch, schedule: str, order: int) -> str:
+def _bits(batch: Batch, kernels: Kernels, order: int) -> str:
     """Digest of the gradients, the float32 sums of dQ included: rounding hides most of what an order changes.
 
     Order 0 is ascending, 1 is descending; the others are random, warps and completions as well.
     """
     tensors, settings = emulated.tensors_of(batch), emulated.settings_of(batch.scoring, deterministic=True)
-    work = allocate_workspaces(tensors, deterministic=True)
+    work = allocate_workspaces(kernels.arch, tensors, deterministic=True)
     work.dq_accumulator.fill_(torch.nan)  # what no kernel writes has the same bits every time
-    for kernel, launch in launches(compile_for(schedule, tensors, settings), tensors, settings, work):
+    compiled = compile_for(kernels.arch, kernels.schedule, tensors, settings)
+    for kernel, launch in launches(compiled, tensors, settings, work):
         options = _ordered(order, launch.grid[0]) if kernel.name.startswith("backward") else FAST
         emulator.launch(emulated.program(kernel.ptx, kernel.entry), launch, options)
     return digest(work.dq_accumulator, *Gradients(tensors.dq, tensors.dk, tensors.dv))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import undertow
+from undertow.record_file import RecordLines
 from undertow.reference import Gradients
 from undertow.sweep.cell import Judged, Measured
 from undertow.sweep.matrix import Cell, Size
@@ -24,11 +25,6 @@ from undertow.sweep.matrix import Cell, Size
 PACKAGE = Path(undertow.__file__).parent
 SOURCES = (".py", ".cpp", ".hpp")
 COMPUTES = ("nvidia-cutlass-dsl", "numpy", "torch")
-LINE_START = '{"cell": "'  # of a record, for a line that was not written to its end
-
-
-class RecordError(ValueError):
-    """A file that does not hold records, or cannot be written; the message names it, and what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -162,21 +158,11 @@ def versions() -> dict[str, str]:
     return {"undertow": undertow.__version__, "python": platform.python_version(), **packages}
 
 
-class RecordFile:
-    """The records of a file, read once, and the place for new ones. fresh: those that are there are thrown away.
-
-    Raises: RecordError for a file that holds something else, or a place that cannot be written.
-    """
+class RecordFile(RecordLines[Record]):
+    """The records of a file that are of the same sources, and the place for new ones; see `RecordLines`."""
 
     def __init__(self, path: Path, fresh: bool = False):
-        self.path = path
-        lines, torn = self._lines()
-        values = [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
-        self.records = [] if fresh else [Record(**v) for v in values if v["sources"] == fingerprint()]
-        if fresh or torn:
-            self._write("w", [] if fresh else lines)
-        else:
-            self._write("a", [])  # that it cannot be written is better known before the work
+        super().__init__(path, "a sweep", _of_these_sources, fresh)
 
     def usable(self, cells: Iterable[Cell], schedules: Iterable[str]) -> dict[str, Record]:
         """By name, the records of `cells` that a run of the same sources on the same schedules has judged."""
@@ -189,36 +175,8 @@ class RecordFile:
 
     def append(self, new: Record) -> None:
         """Write a record, so that nothing that comes later can lose it."""
-        self._write("a", [json.dumps(asdict(new), allow_nan=False)])
+        self.write([asdict(new)])
 
-    def _lines(self) -> tuple[list[str], bool]:
-        """The whole lines, and whether there is one that was not written to its end."""
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return [], False
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecordError(f"{self.path}: cannot be read: {error}") from error
-        *lines, rest = text.split("\n")
-        if not LINE_START.startswith(rest[: len(LINE_START)]):
-            raise self._foreign(len(lines) + 1)
-        return lines, bool(rest)
 
-    def _parsed(self, number: int, line: str) -> dict[str, Any]:
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError:
-            values = None
-        if not isinstance(values, dict) or not values.keys() >= {"cell", "sources"}:
-            raise self._foreign(number)
-        return values
-
-    def _foreign(self, number: int) -> RecordError:
-        return RecordError(f"{self.path}: line {number} is no record of a sweep: name a file of such, or a new one")
-
-    def _write(self, mode: str, lines: list[str]) -> None:
-        try:
-            with self.path.open(mode, encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
-        except OSError as error:
-            raise RecordError(f"{self.path}: cannot be written: {error}") from error
+def _of_these_sources(values: dict[str, Any]) -> Record | None:
+    return Record(**values) if values["sources"] == fingerprint() else None

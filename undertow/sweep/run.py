@@ -53,9 +53,10 @@ class Runs(Protocol):
 
 @dataclass(frozen=True)
 class Runner:
-    """The one of the kernels of this package."""
+    """The one of the kernels of this package. schedules: of the architecture."""
 
     schedules: tuple[str, ...]
+    arch: str = "sm100"
 
     def __call__(self, cell: Cell) -> Record:
         torch.set_num_threads(1)  # there is a process for every core
@@ -68,7 +69,7 @@ class Runner:
             }
 
         try:
-            return record(cell, judge(cell, self.schedules), seconds())
+            return record(cell, judge(cell, self.schedules, self.arch), seconds())
         except Exception as error:
             *_, last = traceback.extract_tb(error.__traceback__)
             return broken(cell, f"{type(error).__name__}: {error} (in {last.name})", seconds())

@@ -39,9 +39,14 @@ class Ratio:
 
 def published_ratios() -> tuple[Ratio, ...]:
     """Traced tiles, then bars."""
-    traced = [Ratio(t.schedule, t.mask, CYCLES, t.speedup, t.speedup, f"{TRACED}, figure {t.figure}") for t in published().traces]
+    traced = [
+        Ratio(t.schedule, t.mask, CYCLES, t.speedup, t.speedup, f"{TRACED}, figure {t.figure}")
+        for t in published().traces
+    ]
     bars = [
-        Ratio(g.schedule, g.mask, THROUGHPUT, *g.speedup, f"{BARS}, figure {g.figure}", (g.schedule, g.mask) != POWER_OF)
+        Ratio(
+            g.schedule, g.mask, THROUGHPUT, *g.speedup, f"{BARS}, figure {g.figure}", (g.schedule, g.mask) != POWER_OF
+        )
         for g in published().gains
     ]
     return (*traced, *bars)

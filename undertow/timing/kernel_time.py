@@ -26,11 +26,12 @@ LONG, SHORT = 16, 8  # query tiles of the recorded CTAs: both fill every pipelin
 
 
 class SampleShape(NamedTuple):
-    """One sequence of one head, of which the first CTA is recorded."""
+    """One sequence of one head, of which the first CTA is recorded. items: key/value tiles that it takes."""
 
     seqlen_q: int
     seqlen_k: int
     window: tuple[int | None, int | None]
+    items: int = 1
 
 
 def sample_shapes(band: Band) -> tuple[SampleShape, ...]:
@@ -60,11 +61,19 @@ def sample_shapes(band: Band) -> tuple[SampleShape, ...]:
     )
 
 
+def shapes_of_items(band: Band) -> tuple[SampleShape, ...]:
+    """The same for CTAs that stay: another one of them takes three key/value tiles."""
+    shapes = sample_shapes(band)
+    *_, (rows, keys, window, _) = shapes if band != Band() else [SampleShape(SHORT * TILE, 3 * TILE, (None, None))]
+    return (*shapes, SampleShape(rows, keys, window, 3))
+
+
 def first_cta(shape: SampleShape, descending: bool) -> TileCounts:
     """The work of the CTA that is recorded. descending: whether CTAs take the last key/value tile first."""
-    kv_tiles = -(-shape.seqlen_k // TILE)
-    tile = Grid(kv_tiles, 1, 1, descending=descending).place(0).kv_tile
-    return tile_counts(Tiling(shape.seqlen_q, shape.seqlen_k, Band(*shape.window)), tile)
+    grid = Grid(-(-shape.seqlen_k // TILE), 1, 1, descending=descending)
+    tiling = Tiling(shape.seqlen_q, shape.seqlen_k, Band(*shape.window))
+    each = [tile_counts(tiling, grid.place(number).kv_tile) for number in range(shape.items)]
+    return TileCounts(sum(x.unmasked for x in each), sum(x.masked for x in each), shape.items)
 
 
 @dataclass(frozen=True)
@@ -105,10 +114,11 @@ class Kernels:
     def _replayed(ctas: tuple[Recorded, ...], constants: Mapping[str, float], seed: int) -> Replayed:
         longest, *others = ctas
         timeline = replay(longest.trace, constants, seed, with_spans=False)
-        samples = [(longest.counts, timeline.cycles)]
-        samples += [(cta.counts, run(cta.trace, constants, seed).cycles) for cta in others]
-        times = solve(samples) if others else CtaTime(timeline.cycles, 0.0, 0.0)  # one alone says only what it took
-        return Replayed(times, timeline.cycles, timeline.cycles_per_tile, timeline.utilisation)
+        error = constants["model_error"]
+        samples = [(longest.counts, error * timeline.cycles)]
+        samples += [(cta.counts, error * run(cta.trace, constants, seed).cycles) for cta in others]
+        times = solve(samples) if others else CtaTime(samples[0][1], 0.0, 0.0)  # one alone says only what it took
+        return Replayed(times, samples[0][1], error * timeline.cycles_per_tile, timeline.utilisation)
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ class CtaAlone:
     trace: Trace
 
     def __call__(self, constants: Mapping[str, float], seed: int) -> dict[str, float]:
-        return {"cycles": run(self.trace, constants, seed).cycles}
+        return {"cycles": constants["model_error"] * run(self.trace, constants, seed).cycles}
 
 
 def has_steady_state(trace: Trace) -> bool:

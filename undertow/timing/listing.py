@@ -34,7 +34,7 @@ TELLING = [name for name in CLASSES if name not in ("uniform", "alu", "multiply"
 _OF_OPCODE = {opcode: name for name, opcodes in CLASSES.items() for opcode in opcodes.split()}
 _OF_UNIT = {Unit.PREDICATE: "alu", Unit.SPECIAL: "alu"}
 _OF_KIND = {
-    Kind.ARRIVE: "mbarrier", Kind.WAIT: "mbarrier", Kind.BARRIER_ARRIVE: "barrier", Kind.BARRIER_SYNC: "barrier"
+    Kind.ARRIVE: "mbarrier", Kind.ASK: "mbarrier", Kind.BARRIER_ARRIVE: "barrier", Kind.BARRIER_SYNC: "barrier"
 }  # fmt: skip
 MIN_LOOP = 40  # instructions; a loop around a wait has fewer, one over tiles more
 _INSTRUCTION = re.compile(r"\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)([^;]*);")

@@ -22,18 +22,28 @@ from .uops import Form, Kind, Unit, form_of
 _UNIFORM_SOURCES = ("%ctaid", "%nctaid", "%ntid", "%clusterid", "%nclusterid", "%cluster_", "%smid", "%nsmid")
 _FOLDED = ("add", "or")
 _PRODUCTS, _SUMS = ("mul.f32", "mul.ftz.f32"), ("add.f32", "sub.f32", "add.ftz.f32", "sub.ftz.f32")
+_ACCESSES = (Kind.LOAD, Kind.STORE, Kind.TMEM_LOAD, Kind.TMEM_STORE)
 _LONG = 4  # from so many instructions on, one on uniform values is no single uniform instruction
 
 
 @dataclass(frozen=True)
 class Node:
-    """An instruction that issues. place: its PTX index. reads, writes: registers, copies followed to their origin."""
+    """An instruction that issues. place: its PTX index. reads, writes: registers, copies followed to their origin.
+
+    touches: registers of asynchronous MMAs among them. holds: those that an asynchronous MMA has until it is done.
+    commits: whether it closes a group of MMAs. limit: groups that a wait leaves open, -1 for what is no such wait.
+    words: 32-bit words of a lane's load or store.
+    """
 
     place: int
     form: Form
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     touches: frozenset[str] = frozenset()
+    holds: frozenset[str] = frozenset()
+    commits: bool = False
+    limit: int = -1
+    words: int = 0
 
     @property
     def is_ordered(self) -> bool:
@@ -73,6 +83,24 @@ def writes_of(decoded: Decoded) -> tuple[str, ...]:
     return tuple(name for typed in decoded.destinations for name in names_in(typed.operand))
 
 
+def _limit(decoded: Decoded, form: Form) -> int:
+    """How many groups of MMAs a wait leaves open; -1 for what is no wait of a warpgroup."""
+    if form.kind is not Kind.WGMMA_WAIT:
+        return -1
+    operand = decoded.operands["limit"].operand
+    return operand.value if isinstance(operand, ptx.Immediate) else 0
+
+
+def _words(decoded: Decoded, form: Form) -> int:
+    """32-bit words of a lane's load or store of shared or tensor memory; 0 for others."""
+    if form.kind not in _ACCESSES:
+        return 0
+    parts = decoded.instruction.mnemonic.split(".")
+    many = [int(part[1:]) for part in parts if part[:1] in ("v", "x") and part[1:].isdigit()]
+    bits = next((ptx.TYPE_BITS[part] for part in reversed(parts) if part in ptx.TYPE_BITS), 32)
+    return (many[0] if many else 1) * max(1, (32 if bits == 16 and "matrix" in parts[0] else bits) // 32)
+
+
 class Lowering:
     """The instructions of a kernel as they issue.
 
@@ -106,13 +134,13 @@ class Lowering:
         return names
 
     def _check_waits(self) -> None:
-        """The answer of a try_wait may only be used to ask again.
+        """The answer of a try_wait may only be used to ask again: the branch on it is where the warp waits.
 
         Raises: TimingError for a kernel that does something else with it.
         """
         code = self.program.code
         answers = {
-            name: decoded for decoded, form in zip(code, self._forms, strict=True) if form and form.kind is Kind.WAIT
+            name: decoded for decoded, form in zip(code, self._forms, strict=True) if form and form.kind is Kind.ASK
             for name in writes_of(decoded)
         }  # fmt: skip
         for decoded in code:
@@ -121,6 +149,8 @@ class Lowering:
                     where = self.program.where(answers[name].index)
                     raise TimingError(f"control flow depends on time: `{decoded.instruction.mnemonic}` uses the answer"
                                       f" of a try_wait, {where}")  # fmt: skip
+            if decoded.guard and decoded.guard.register.name in answers:
+                self._forms[decoded.index] = Form(Kind.WAIT)
 
     def _fold_constants(self) -> None:
         """What is computed from literals alone is a literal."""
@@ -250,8 +280,14 @@ class Lowering:
         writes = writes_of(decoded)
         if form.kind is Kind.ARITHMETIC and form.unit in (Unit.ALU, Unit.MULTIPLY) and self._is_uniform(decoded):
             form = Form(form.kind, Unit.UNIFORM, 1 if form.issues < _LONG else form.issues)
-        touched = {*reads, *writes, *reads_of(decoded)} & self._async_origins
-        return Node(decoded.index, form, reads, writes, frozenset(touched))
+        touched = frozenset({*reads, *writes, *reads_of(decoded)} & self._async_origins)
+        if form.kind is Kind.WGMMA:
+            held = {name for t in decoded.operands.values() if t.spec.is_async for name in names_in(t.operand)}
+            origins = {origin for name in held for origin in self.origin(name)}
+            return Node(place, form, reads, writes, touched, frozenset(held | origins))
+        commits = decoded.instruction.mnemonic.startswith("wgmma.commit_group")
+        limit, words = _limit(decoded, form), _words(decoded, form)
+        return Node(place, form, reads, writes, touched, frozenset(), commits, limit, words)
 
     @cached_property
     def _async_origins(self) -> frozenset[str]:

@@ -70,7 +70,8 @@ class Recorder:
         MemoryAccess,
     )  # fmt: skip
 
-    def __init__(self):
+    def __init__(self, claims: bool = False):
+        self._claims = claims
         self.streams: list[list[int]] = []
         self.facts: list[list[tuple[int, str, int]]] = []
         self.operations: list[Operation] = []
@@ -273,7 +274,7 @@ class Recorder:
     def _global(self, event: MemoryAccess) -> None:
         if event.kind == "read" and event.order in ORDERED:
             self._refuse(event.decoded, f"ld.{event.order} of global memory (turns between CTAs)")
-        if event.kind == "atomic" and event.decoded.destinations:
+        if event.kind == "atomic" and event.decoded.destinations and not self._claims:
             self._refuse(event.decoded, "the result of an atomic on global memory (turns, dynamic scheduling)")
         lanes = event.lanes
         count = len(event.addresses) * event.size // len(lanes.warps)

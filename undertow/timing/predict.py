@@ -27,7 +27,7 @@ class Draw:
     """One set of constants, and what was found with it, by name."""
 
     constants: Mapping[str, float]
-    found: Mapping[str, Any]
+    found: Mapping[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Drawer:
 
     chip: Chip
     seed: int
-    find: Callable[[Mapping[str, float], int], Mapping[str, Any]]
+    find: Callable[[Mapping[str, float], int], Mapping[Any, Any]]
 
     def __call__(self, place: int) -> Draw:
         constants = self.chip.point() if place == POINT else self.chip.draw(self.draw_seed(place))

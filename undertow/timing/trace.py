@@ -70,7 +70,9 @@ class Trace:
         return slice(int(self.begins[warp]), int(self.begins[warp + 1]))
 
 
-def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any = None) -> Trace:
+def record(
+    kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any = None, claims: bool = False
+) -> Trace:
     """Execute one CTA of a launch on the NumPy emulator and lower what it executes.
 
     Args:
@@ -78,6 +80,8 @@ def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any
         point: constants at their best guesses (Chip.point()), with whose latencies instructions are put in order.
         cta: linear number of the CTA (x fastest). The others do not run.
         labels: names of warps, shared memory and barriers; those of the launch by default.
+        claims: atomics are claims of work, whose answers are taken as they come here, where nobody else claims. The
+            time of a CTA is then that of the work it got; which it would get is for whoever asks to say.
 
     Raises: TimingError for control flow that depends on time (turns on global memory, dynamic scheduling, an answer of
         try_wait used for anything but asking again) and for clusters; Deadlock and whatever else the emulator raises.
@@ -87,7 +91,7 @@ def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any
     arch = architecture(program)
     constants = checked(point, arch)
     lowering = Lowering(program)
-    recorder = Recorder()
+    recorder = Recorder(claims)
     emulator.launch(program, copy.launch, emulator.Options(cta_order=[cta]), [recorder])
     return _Builder(program, copy.launch, lowering, recorder, constants, labels).trace(kernel.name, arch)
 
@@ -171,13 +175,20 @@ class _Builder:
         if not uops:
             return empty, empty, empty, empty
         uop, position = np.concatenate(uops), np.concatenate(positions)
-        argument = facts[origin[position]]
+        argument = self._answered(facts[origin], index)[position]
         self._branches(uop, position, index, argument)
         idle = executed[position] < 0
         if idle.any():
             uop[idle] = [self._idle(int(i)) for i in uop[idle]]
             argument[idle] = -1
         return uop, argument, index[position], np.concatenate(pieces)
+
+    def _answered(self, facts: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """The facts of a stream, those of a try_wait also at the branch on its answer, where the warp waits."""
+        kinds = np.array([-1 if node is None else node.form.kind for node in self.lowering.nodes])[index]
+        places = np.arange(len(index))
+        asked = np.maximum.accumulate(np.where(kinds == Kind.ASK, places, 0))
+        return np.where(kinds == Kind.WAIT, facts[asked], facts)
 
     def _branches(self, uop: np.ndarray, position: np.ndarray, index: np.ndarray, argument: np.ndarray) -> None:
         """A branch's argument is 1 where it is taken."""

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     WARP_SYNC = 22
     ALIAS = 23
     SKIP = 24
+    ASK = 25
 
 
 class Unit(IntEnum):
@@ -108,7 +109,7 @@ def form_of(decoded: Decoded) -> Form | None:
 
 
 _PREFIXES: tuple[tuple[str, Kind | None], ...] = (
-    ("mbarrier.try_wait", Kind.WAIT), ("mbarrier.test_wait", Kind.WAIT), ("mbarrier.arrive", Kind.ARRIVE),
+    ("mbarrier.try_wait", Kind.ASK), ("mbarrier.test_wait", Kind.ASK), ("mbarrier.arrive", Kind.ARRIVE),
     ("mbarrier.expect_tx", Kind.ARRIVE), ("mbarrier.", Kind.SKIP), ("bar.warp.sync", Kind.WARP_SYNC),
     ("bar.arrive", Kind.BARRIER_ARRIVE), ("bar.cta.arrive", Kind.BARRIER_ARRIVE),
     ("barrier.arrive", Kind.BARRIER_ARRIVE), ("barrier.cta.arrive", Kind.BARRIER_ARRIVE),

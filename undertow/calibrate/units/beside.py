@@ -14,18 +14,18 @@ from undertow.calibrate.probe import Probe
 from undertow.calibrate.settings import Beside, Block, Mma
 from undertow.calibrate.units.arithmetic import INSTRUCTIONS, lines
 from undertow.calibrate.units.machines import MACHINES, Machine, operand_passes
-from undertow.calibrate.units.shared import ROW, VECTOR_BYTES, load, store
+from undertow.calibrate.units.shared import ROW, VECTOR_BYTES, loads, store
 
 WARPS = 8  # that run the blocks
 GROUP, COUNT = 32, 64
 WINDOW = 1000  # cycles of the others per group, which takes at least 32 * 32
 SETTLED = 5000  # cycles from the begin on that do not count
 COLUMNS = (128, 64)
-LINES = 32
+STORES, LOADS = 32, 16  # in a block; more loads would not find registers
 PASSES = {"store": 4, "load_lanes": 4, "load_uniform": 2}  # of a 128-bit access by a warp
 FULL = 0.9  # of the port
 ONE_PORT = 1.05  # passes per cycle that two ports would exceed, and one cannot
-SMEM_OF_BLOCKS = 32 * ROW
+SMEM_OF_BLOCKS = STORES * ROW
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Rates:
 
 def _memory(at: int) -> dict[str, Block]:
     return {
-        "store": Block(tuple(store(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES, offset=at),
-        "load_lanes": Block(tuple(load(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES, offset=at),
-        "load_uniform": Block(tuple(load(i, VECTOR_BYTES) for i in range(LINES)), offset=at),
+        "store": Block(tuple(store(i, ROW) for i in range(STORES)), lane_stride=VECTOR_BYTES, offset=at),
+        "load_lanes": Block(loads(LOADS, ROW), lane_stride=VECTOR_BYTES, offset=at),
+        "load_uniform": Block(loads(LOADS, VECTOR_BYTES), offset=at),
     }
 
 
@@ -110,7 +110,7 @@ def _port_of(m: Machine, results: Results) -> list[Measured]:
             alone = rates(m, results[f"beside_none_{a}_n{n}-1"], 0).interval
             found.append(measured(f"mma_interval_{a}_n{n}_alone", alone, "cycles", "nobody else", False))
             for name, passes in PASSES.items():
-                both = rates(m, results[f"beside_{name}_{a}_n{n}-1"], LINES)
+                both = rates(m, results[f"beside_{name}_{a}_n{n}-1"], STORES if name == "store" else LOADS)
                 others = both.per_cycle * passes
                 about = f"{WARPS} warps of {name.replace('_', ' ')}, 128-bit"
                 found += [

@@ -18,12 +18,16 @@ STORES = 4  # before a fence
 VECTOR_BYTES, LANES = 16, 32
 
 
-def load(index: int, stride: int) -> str:
-    """A 128-bit load into registers of its own, one of which counts."""
-    first = 4 * (index % IN_FLIGHT)
-    targets = ", ".join(f"t{first + i}" for i in range(4))
-    use = f"xor.b32 x{index % 8}, x{index % 8}, t{first};"
-    return f"ld.volatile.shared.v4.b32 {{{targets}}}, [ADDRESS+{index * stride}]; {use}"
+def loads(count: int, stride: int) -> tuple[str, ...]:
+    """128-bit loads `stride` bytes apart, as many in a row as there are registers, and then a use of each."""
+    out: list[str] = []
+    for start in range(0, count, IN_FLIGHT):
+        group = range(start, min(start + IN_FLIGHT, count))
+        for index in group:
+            targets = ", ".join(f"t{4 * (index - start) + i}" for i in range(4))
+            out.append(f"ld.volatile.shared.v4.b32 {{{targets}}}, [ADDRESS+{index * stride}];")
+        out += [f"xor.b32 x{index % 8}, x{index % 8}, t{4 * (index - start)};" for index in group]
+    return tuple(out)
 
 
 def store(index: int, stride: int) -> str:
@@ -33,8 +37,8 @@ def store(index: int, stride: int) -> str:
 
 ROW = LANES * VECTOR_BYTES  # of one 128-bit access by all lanes
 BLOCKS = {
-    "load_uniform": Block(tuple(load(i, VECTOR_BYTES) for i in range(LINES))),
-    "load_lanes": Block(tuple(load(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES),
+    "load_uniform": Block(loads(LINES, VECTOR_BYTES)),
+    "load_lanes": Block(loads(LINES, ROW), lane_stride=VECTOR_BYTES),
     "store_lanes": Block(tuple(store(i, ROW) for i in range(LINES)), lane_stride=VECTOR_BYTES),
     "store_word": Block(tuple(f"st.volatile.shared.b32 [ADDRESS+{128 * i}], x0;" for i in range(LINES)), lane_stride=4),
     "store_quarter": Block(

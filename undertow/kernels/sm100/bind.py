@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Boolean, Int32
 from cutlass.cute.nvgpu import tcgen05
 
 from undertow.kernels.events import span
@@ -78,6 +78,12 @@ class Channel:
         assert self._arrival(side) is Arrival.WARPS, f"{self.pipeline.name}.{side} is not completed by warps"
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self._barrier(side, tile))
+
+    def arrive_if(self, side: str, tile: int | Int32, lane: Boolean) -> None:
+        """Arrive by the lane for which it holds, if there is one; no branch, which would part what lies around it."""
+        assert self._arrival(side) is Arrival.WARPS, f"{self.pipeline.name}.{side} is not completed by warps"
+        barrier = self._barrier(side, tile).toint()
+        cute.arch.inline_ptx("mbarrier.arrive.shared::cta.b64 _, [{$r0}];", read_only_args=[barrier], predicate=lane)
 
     def commit(self, side: str, tile: int | Int32) -> None:
         """Arrive when the MMAs that this thread has issued are done."""

@@ -20,7 +20,7 @@ from undertow.kernels.sm100.launch import (
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import SCHEDULES, TILE_M
 from undertow.kernels.sm100.plan import plan as plan_of
-from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, check_tensors, kv_tiles, query_tiles
+from undertow.kernels.sm100.tensors import BackwardTensors, check_tensors, dtype_of, kv_tiles, query_tiles
 from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
 
@@ -59,10 +59,8 @@ def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Setting
 
     Raises: LaunchInputError for an element type without kernels.
     """
-    dtype = next((ours for ours, theirs in TORCH_TYPES.items() if theirs == tensors.q.dtype), None)
-    if dtype is None:
-        raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
-    return Variant(schedule or SCHEDULES[-1], dtype, attention_of(settings, tensors), row_variant_of(settings, tensors))
+    asked = attention_of(settings, tensors), row_variant_of(settings, tensors)
+    return Variant(schedule or SCHEDULES[-1], dtype_of(tensors), *asked)
 
 
 def variant_named(name: str, dtype: DType, schedule: str | None = None) -> Variant:

@@ -62,20 +62,20 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     kernel.set_name(variant.plan)
     preprocess.set_name()
     postprocess.set_name()
-    return backward_pass, (variant, *arguments(variant))
+    return backward_pass, (variant, *arguments(variant, any_scalars()))
 
 
-def arguments(variant: Any) -> tuple[Any, ...]:
+def arguments(variant: Any, scalars: Scalars) -> tuple[Any, ...]:
     """The arguments of `backward_pass` as the compiler sees them. variant: its `dtype` and `rows` count."""
     dtype, rows = variant.dtype, variant.rows
     batch = () if rows.packed else (cute.sym_int32(),)
     seqlen_q, seqlen_k, heads, kv_heads = (cute.sym_int32() for _ in range(4))
     query, key = (*batch, seqlen_q, heads), (*batch, seqlen_k, kv_heads)
-    scalars = (*batch, heads, seqlen_q)
+    of_rows = (*batch, heads, seqlen_q)
     reads = Reads(
         *(rows_of(dtype, extents) for extents in (query, key, key, query, query)),
-        mLSE=scalars_of(scalars),
-        mdLSE=scalars_of(scalars) if rows.dlse else None,
+        mLSE=scalars_of(of_rows),
+        mdLSE=scalars_of(of_rows) if rows.dlse else None,
         mSink=scalars_of((heads,)) if rows.sink else None,
         packings=Packings(packing_argument(), packing_argument()) if rows.packed else None,
     )
@@ -83,7 +83,7 @@ def arguments(variant: Any) -> tuple[Any, ...]:
     writes = Writes(*gradients, mdSink=scalars_of((heads,)) if rows.sink else None)
     workspace = make_fake_tensor(Float32, (cute.sym_int64(),), stride=(1,), assumed_align=VECTOR_BYTES)
     stream = make_fake_stream(use_tvm_ffi_env_stream=True)
-    return workspace, reads, writes, any_scalars(), stream
+    return workspace, reads, writes, scalars, stream
 
 
 def rows_of(dtype: DType, extents: tuple[Any, ...]) -> Any:

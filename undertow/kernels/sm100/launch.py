@@ -6,6 +6,7 @@ The description is data (`undertow.plan.description`), so what is proved on an e
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,12 @@ from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.plan import HEAD_DIM
 from undertow.kernels.sm100.plan import plan as planned
 from undertow.kernels.sm100.tensors import (
-    TORCH_TYPES,
     BackwardTensors,
     LaunchInputError,
     Workspaces,
     allocate_workspaces,
     check_tensors,
+    dtype_of,
     kv_tiles,
 )
 from undertow.plan.attention import PLAIN, Attention, RowVariant
@@ -33,6 +34,7 @@ from undertow.plan.tiles import Band, band
 LOG2_E = math.log2(math.e)
 SOFTCAPS = (1e-16, 1e30)  # below, the tanh of a pair that is not seen (`softmax.UNSEEN_TANH`) leaves a P that counts
 MAX_SCALE = 1e20  # so that its products and its quotient with a softcap are float32 numbers
+Described = Callable[[], Launch]
 MAX_GRID = 2**31 - 1  # CTAs of a launch in x: CUDA programming guide
 
 
@@ -123,10 +125,7 @@ def compile_for(schedule: str, tensors: BackwardTensors, settings: Settings = DE
 
     Raises: PlanError for an unknown schedule; LaunchInputError for an element type without kernels; CompileError.
     """
-    dtype = next((ours for ours, theirs in TORCH_TYPES.items() if theirs == tensors.q.dtype), DType.F32)
-    if dtype.bytes != 2:
-        raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
-    plan = planned(schedule, dtype, attention_of(settings, tensors))
+    plan = planned(schedule, dtype_of(tensors), attention_of(settings, tensors))
     return compile_backward(plan, row_variant_of(settings, tensors))
 
 
@@ -186,6 +185,22 @@ def launches(
     Raises:
         LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
     """
+    check_variant(compiled, tensors, settings)
+    work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
+    return in_order(
+        compiled,
+        tensors,
+        lambda: preprocess_launch(compiled.preprocess, tensors, work),
+        lambda: main_launch(compiled, tensors, work, settings),
+        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
+    )
+
+
+def check_variant(compiled: CompiledBackward, tensors: BackwardTensors, settings: Settings) -> None:
+    """Refuse what the kernels are not compiled for, and tensors that they cannot take.
+
+    Raises: LaunchInputError.
+    """
     for asked, has in (
         (attention_of(settings, tensors), compiled.plan.attention),
         (row_variant_of(settings, tensors), compiled.rows),
@@ -193,15 +208,22 @@ def launches(
         if asked != has:
             raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
     check_tensors(compiled.plan, tensors)
-    work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
+
+
+def in_order(
+    compiled: CompiledBackward, tensors: BackwardTensors, before: Described, main: Described, after: Described
+) -> list[tuple[CompiledKernel, Launch]]:
+    """The kernels that have something to write, with their launches: those over query rows, and the main one.
+
+    Raises: LaunchInputError for more CTAs than a launch can have.
+    """
     described = []
     if tensors.q.numel():
-        described.append((compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work)))
+        described.append((compiled.preprocess, before()))
     if tensors.k.numel():
-        described.append((compiled.main, main_launch(compiled, tensors, work, settings)))
+        described.append((compiled.main, main()))
     if tensors.q.numel():
-        scale = settings.scale
-        described.append((compiled.postprocess, postprocess_launch(compiled.postprocess, tensors, work, scale)))
+        described.append((compiled.postprocess, after()))
     for kernel, launch in described:
         if math.prod(launch.grid) > MAX_GRID:
             raise LaunchInputError(f"{kernel.name} would need {math.prod(launch.grid)} CTAs: at most {MAX_GRID}")
@@ -259,15 +281,18 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
     )
 
 
-def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
-    """The run-time numbers of a call, in the order of `work.Scalars`."""
+def scalars_of(
+    attention: Attention, tensors: BackwardTensors, settings: Settings, bundle: int | None = None
+) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`. bundle: heads to one, if others than here."""
     given = tensors.batched
     (_, seqlen_q, heads, _), kv_heads = given.q.shape, given.k.shape[2]
-    average = seqlen_q if given.sequences is None else seqlen_q // max(1, given.sequences.count)
+    if bundle is None:
+        bundle = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads) if attention.masked else 1
     return (
         seqlen_q,
         *(0 if bound is None else bound for bound in settings.band),
-        heads_per_bundle(average, heads // kv_heads, kv_heads) if attention.masked else 1,
+        bundle,
         settings.scale * LOG2_E,
         settings.scale,
         settings.cap * LOG2_E,
@@ -275,8 +300,14 @@ def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Setting
     )
 
 
-def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, scale: float) -> Launch:
-    """Describe the launch that writes dq from the accumulator, and dsink from its parts."""
+def average_rows(tensors: BackwardTensors) -> int:
+    """Query rows of a sequence, in the mean."""
+    given = tensors.batched
+    return given.q.shape[1] // (1 if given.sequences is None else max(1, given.sequences.count))
+
+
+def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Any, scale: float) -> Launch:
+    """Describe the launch that writes dq from the accumulator, and dsink from its parts, whatever else `work` has."""
     given = tensors.batched
     sums = [tiles(work.dq_accumulator, "dQ accumulator")]
     results = [rows(given.dq, "dq")]

@@ -111,6 +111,17 @@ def allocate_workspaces(tensors: BackwardTensors, deterministic: bool = False) -
     )
 
 
+def dtype_of(tensors: BackwardTensors) -> DType:
+    """The element type of the kernels for a call.
+
+    Raises: LaunchInputError for one without kernels.
+    """
+    for ours, theirs in TORCH_TYPES.items():
+        if theirs == tensors.q.dtype:
+            return ours
+    raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
+
+
 def query_tiles(tensors: BackwardTensors) -> int:
     """Tiles of query rows of a batch element in the workspaces."""
     return _tiles(tensors.batched.q.shape[1], TILE_M, tensors.sequences)

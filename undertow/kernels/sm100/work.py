@@ -111,10 +111,18 @@ def kv_tiles(plan: Plan, seqlen_k: Int32, packings: Packings | None) -> Int32:
 
 def cta_work(plan: Plan, scalars: Scalars, mdK: cute.Tensor, query_heads: Int32, packings: Packings | None) -> Work:
     """What this CTA does. mdK: (batch, seqlen_k, kv_heads, 64)."""
+    return work_of(plan, scalars, mdK, query_heads, packings, None)
+
+
+def work_of(
+    plan: Plan, scalars: Scalars, mdK: cute.Tensor, query_heads: Int32, packings: Packings | None, number: Int32 | None
+) -> Work:
+    """What belongs to a number in the order of `undertow.plan.grid`, that of the CTA if None."""
     batches, seqlen_k, kv_heads, _ = mdK.shape
     tiles = kv_tiles(plan, seqlen_k, packings)
     grid = Grid(tiles, kv_heads, batches, scalars.heads_per_bundle, plan.attention.descending, REGISTERS)
-    number, _, _ = cute.arch.block_idx()
+    if number is None:
+        number, _, _ = cute.arch.block_idx()
     kv_tile, kv_head, batch = grid.place(number)
     q, k, workspace_tile = dense_rows(scalars.seqlen_q), dense_rows(seqlen_k), Int32(0)
     if packings is not None:

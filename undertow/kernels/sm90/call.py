@@ -1,15 +1,15 @@
 """A whole backward pass on SM90 as one compiled call; see `sm100.call`, whose terms these are.
 
-There is one schedule, and what the kernels do not have is refused by name: a softcap, and a softmax_scale near zero.
+There is one schedule. What the kernels do not have is refused by name: a softmax_scale near zero, but under a softcap.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from undertow.kernels.sm90.launch import planned
+from undertow.kernels.sm90.launch import numbers, planned
 from undertow.kernels.sm90.plan import WARPGROUPS
-from undertow.kernels.sm90.tensors import ROW_TERMS_TILE, check_scale
+from undertow.kernels.sm90.tensors import CLAIMS, ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
 from undertow.kernels.sm100.call import arguments
 from undertow.kernels.sm100.launch import Settings
@@ -48,7 +48,7 @@ def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Setting
     """
     asked = call.variant_of(None, tensors, settings)
     planned(schedule, asked.dtype, asked.attention)
-    check_scale(settings.scale, asked.dtype)
+    check_scale(settings, asked.dtype)
     return Variant(asked.dtype, asked.attention, asked.rows)
 
 
@@ -76,13 +76,13 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
     per_tile = DQ_ACCUMULATOR_TILE + ROW_TERMS_TILE // 2
     per_tile += ROW_KERNEL_THREADS // 32 if variant.rows.sink else 0
     per_tile += WARPGROUPS if variant.rows.deterministic else 0
-    return batch * heads * query_tiles(tensors) * per_tile
+    return batch * heads * query_tiles(tensors) * per_tile + CLAIMS
 
 
 def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.Scalars`; what the kernels divide by, `entry` derives.
+    """The run-time numbers of a call, as `work.LaunchScalars` orders them; what the kernels divide by, `entry` derives.
 
     Raises: LaunchInputError for a softmax_scale that LSE cannot be divided by.
     """
-    check_scale(settings.scale, variant.dtype)
-    return call.numbers_of(variant, tensors, settings, multiprocessors)  # type: ignore[arg-type]
+    check_scale(settings, variant.dtype)
+    return numbers(variant.attention, tensors, settings, multiprocessors)

@@ -9,6 +9,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from undertow.kernels.sm90.work import Items, LaunchScalars
 from undertow.kernels.sm100.bind import Channels, SharedMemory
 from undertow.kernels.sm100.context import TensorMaps
 from undertow.kernels.sm100.work import Work
@@ -21,22 +22,9 @@ class LoadContext:
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
-    work: Work
+    items: Items
     maps: TensorMaps
     mTerms: cute.Tensor
-
-
-@dataclass(frozen=True)
-class ComputeContext:
-    """owner: the warpgroup, 0 or 1. thread: within it. scale_log2: softmax_scale * log2(e)."""
-
-    plan: cutlass.Constexpr
-    channels: Channels
-    smem: SharedMemory
-    owner: Int32
-    thread: Int32
-    work: Work
-    scale_log2: Float32
 
 
 @dataclass(frozen=True)
@@ -47,10 +35,57 @@ class EpilogueContext:
     smem: SharedMemory
     owner: Int32
     thread: Int32
-    work: Work
     mdK: cute.Tensor
     mdV: cute.Tensor
     softmax_scale: Float32
+
+
+@dataclass(frozen=True)
+class ComputeContext:
+    """owner: the warpgroup, 0 or 1. thread: within it."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    owner: Int32
+    thread: Int32
+    items: Items
+    leaving: EpilogueContext
+    scalars: LaunchScalars
+
+
+@dataclass(frozen=True)
+class Registers:
+    """What a thread keeps from burst to burst. p, ds: operands of the dV and dK GEMMs; dv, dk: their sums."""
+
+    p: cute.Tensor
+    ds: cute.Tensor
+    dv: cute.Tensor
+    dk: cute.Tensor
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
+
+    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: the item, counted with
+    those that are empty, whose dV and dK there are.
+    """
+
+    trip: Int32
+    k_before: Int32
+    k_earlier: Int32
+    sums: Int32
+
+
+@dataclass(frozen=True)
+class Item:
+    """A key/value tile that is worked on. start, last: its first and last trip. number: among those that have trips."""
+
+    work: Work
+    start: Int32
+    last: Int32
+    number: Int32
 
 
 @dataclass(frozen=True)
@@ -65,4 +100,18 @@ class ReduceContext:
     owner: Int32
     mdQ_accumulator: cute.Tensor
     mTurns: Any
-    work: Work
+    items: Items
+
+
+@dataclass(frozen=True)
+class ScheduleContext:
+    """Numbers in, items out. mdK: (batch, seqlen_k, kv_heads, 64). mClaims: (1) i32, items claimed so far."""
+
+    plan: cutlass.Constexpr
+    channels: Channels
+    smem: SharedMemory
+    scalars: LaunchScalars
+    mdK: cute.Tensor
+    query_heads: Int32
+    packings: Any
+    mClaims: cute.Tensor

@@ -12,11 +12,12 @@ from cutlass import Constexpr, Float32, Int32, Int64
 from undertow.kernels.sm90 import kernel, postprocess, preprocess
 from undertow.kernels.sm90.call import Variant
 from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M, WARPGROUPS
+from undertow.kernels.sm90.tensors import CLAIMS
+from undertow.kernels.sm90.work import LaunchScalars, any_scalars
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES, VECTOR_BYTES
 from undertow.kernels.sm100.entry import Reads, Writes, arguments, batched, buffer, query_side, query_tiles, tiles_of
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.kernels.sm100.preprocess import WARPS
-from undertow.kernels.sm100.work import Scalars
 
 
 def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
@@ -24,7 +25,7 @@ def build(variant: Variant) -> tuple[Any, tuple[Any, ...]]:
     kernel.set_name(variant.plan)
     preprocess.set_name()
     postprocess.set_name()
-    return backward_pass, (variant, *arguments(variant))
+    return backward_pass, (variant, *arguments(variant, any_scalars()))
 
 
 @cute.jit
@@ -33,7 +34,7 @@ def backward_pass(
     workspace: cute.Tensor,
     reads: Reads,
     writes: Writes,
-    scalars: Scalars,
+    scalars: LaunchScalars,
     stream: Any,
 ):
     """Launch the three kernels. There must be a query row and a key."""
@@ -42,25 +43,30 @@ def backward_pass(
     mdQ, mdK, mdV = (batched(x, packed) for x in (writes.mdQ, writes.mdK, writes.mdV))
     batch, seqlen_q, heads, _ = mQ.shape
     extents = (batch, heads, query_tiles(seqlen_q, packings))
-    terms, accumulator, turns, parts = cut(variant, workspace, extents)
+    terms, accumulator, claims, turns, parts = cut(variant, workspace, extents)
     packing_q = query_side(packings)
     inputs = preprocess.RowInputs(mO, mdO, batched(reads.mLSE, packed), batched(reads.mdLSE, packed), reads.mSink)
-    outputs = preprocess.RowOutputs(terms, accumulator, turns, parts)
-    lse_factor = Float32(-1.0) / scalars.softmax_scale_log2
-    preprocess.preprocess_on(variant.dtype, (inputs, outputs), packing_q, lse_factor, stream)
-    buffers = kernel.Workspaces(terms, accumulator, turns)
+    outputs = preprocess.RowOutputs(terms, accumulator, claims, turns, parts)
+    factor = lse_factor(variant, scalars.softmax_scale_log2)
+    preprocess.preprocess_on(variant.dtype, (inputs, outputs), packing_q, factor, stream)
+    buffers = kernel.Workspaces(terms, accumulator, claims, turns)
     tensors = (kernel.Inputs(mQ, mK, mV, mdO), buffers, kernel.Outputs(mdK, mdV))
     kernel.backward_on(variant.plan, tensors, scalars, packings, stream)
     sums, results = postprocess.Sums(accumulator, parts), postprocess.Results(mdQ, writes.mdSink)
     postprocess.postprocess_on(sums, results, packing_q, scalars.softmax_scale, stream)
 
 
+def lse_factor(variant: Variant, softmax_scale_log2: Float32) -> Float32:
+    """What LSE * log2(e) is multiplied with: it is taken off the scores, under a softcap off the exponents."""
+    return Float32(-1.0) if variant.attention.softcap else Float32(-1.0) / softmax_scale_log2
+
+
 @cute.jit
 def cut(variant: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32, Int32]):
     """The buffers, one behind the other, the largest first: all begin at 16 bytes.
 
-    Row terms: (batch, heads, tiles, 2048) of 16 bits; accumulator: (batch, heads, tiles, 8192); turns: (batch, heads,
-    2 tiles) i32; parts of dsink: (batch, heads, 8 tiles).
+    Row terms: (batch, heads, tiles, 2048) of 16 bits; accumulator: (batch, heads, tiles, 8192); claims: (1) i32; turns:
+    (batch, heads, 2 tiles) i32; parts of dsink: (batch, heads, 8 tiles).
     """
     batch, heads, tiles = extents
     count = Int64(batch) * heads * tiles
@@ -69,13 +75,15 @@ def cut(variant: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32,
     start = workspace.iterator + count * DQ_ACCUMULATOR_TILE
     terms = tiles_of(start, ELEMENT_TYPES[variant.dtype], (*extents, size))
     start = start + count * (size // 2)
+    claims = cute.make_tensor(cute.recast_ptr(start, dtype=Int32), cute.make_layout(1))
+    start = start + CLAIMS
     parts, turns = None, None
     if cutlass.const_expr(variant.rows.sink):
         parts = buffer(start, Float32, (batch, heads, tiles * WARPS), 4)
         start = start + count * WARPS
     if cutlass.const_expr(variant.rows.deterministic):
         turns = buffer(start, Int32, (batch, heads, tiles * WARPGROUPS), 4)
-    return terms, accumulator, turns, parts
+    return terms, accumulator, claims, turns, parts
 
 
 assert VECTOR_BYTES == 16  # what the sizes above are multiples of

@@ -23,7 +23,7 @@ from undertow.kernels.sm100.bind import SharedMemory
 from undertow.plan.schema import DType, Plan
 
 K_MAJOR, MN_MAJOR = OperandMajorMode.K, OperandMajorMode.MN
-_BITS = {(DType.BF16, 1.0): 0x3F80, (DType.F16, 64.0): 0x5400}
+_BITS = {(DType.BF16, 1.0): 0x3F80, (DType.F16, 2.0**6): 0x5400, (DType.F16, 2.0**-10): 0x1400}
 SMEM, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
@@ -141,11 +141,11 @@ def _transposed(rows: cute.Tensor) -> cute.Tensor:
 
 
 def add_number(gemms: Gemms, plan: Plan, number: int) -> tuple[Gemm, cute.Tensor]:
-    """What adds a number of each query row to an accumulator, as `onto`: its terms times the unit, the others' zero."""
+    """What adds a number of each query row to an accumulator, as `onto`: its terms times their units, no others."""
     operand = gemms.row.operand(plan)
-    unit = _BITS[plan.dtype, TERM_UNITS[plan.dtype]]
+    even, odd = (_BITS[plan.dtype, unit] for unit in TERM_UNITS[plan.dtype])
     half = cute.size(words(operand)) // 2
-    values = [opaque(unit << 16 | unit if which == number else 0) for which in range(2)]  # before the fence
+    values = [opaque(odd << 16 | even if which == number else 0) for which in range(2)]  # before the fence
     for index in range(2 * half):
         words(operand)[index] = values[index // half]
     return gemms.row, operand

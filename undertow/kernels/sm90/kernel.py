@@ -1,4 +1,4 @@
-"""The main kernel: one CTA per key/value tile and head of a batch, 12 warps in roles, a loop over query tiles.
+"""The main kernel: one CTA for each multiprocessor, 12 warps in roles, a loop over query tiles of key/value tiles.
 
 This file maps tensors, sets the CTA up and sends each warp to its role; `plan.py` says what the roles do.
 """
@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.arguments import row_terms_argument
-from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext
+from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext, ScheduleContext
 from undertow.kernels.sm90.roles.compute import compute
-from undertow.kernels.sm90.roles.epilogue import epilogue, write_zeros
 from undertow.kernels.sm90.roles.load import load
 from undertow.kernels.sm90.roles.reduce import reduce
+from undertow.kernels.sm90.roles.schedule import schedule
+from undertow.kernels.sm90.work import LaunchScalars, any_scalars, items_of
 from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
     packing_argument,
     rows_argument,
+    vector_argument,
 )
 from undertow.kernels.sm100.bind import (
     SharedMemory,
@@ -32,22 +34,20 @@ from undertow.kernels.sm100.bind import (
 )
 from undertow.kernels.sm100.context import TensorMaps
 from undertow.kernels.sm100.kernel import Inputs, Outputs, tensor_map
-from undertow.kernels.sm100.work import Packings, Scalars, any_scalars, cta_work, kv_tiles
-from undertow.plan.grid import Grid
+from undertow.kernels.sm100.work import Packings
 from undertow.plan.schema import Plan
-
-SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
 
 
 @dataclass(frozen=True)
 class Workspaces:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
 
-    mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    mClaims: (1) i32, key/value tiles claimed so far. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
+    mClaims: cute.Tensor
     mTurns: Any = None
 
 
@@ -60,6 +60,7 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
         Workspaces(
             row_terms_argument(plan.dtype),
             dq_accumulator_argument(),
+            vector_argument(Int32),
             counters_argument() if plan.attention.deterministic else None,
         ),
         Outputs(*rows[4:]),
@@ -81,14 +82,14 @@ def backward(
     inputs: Inputs,
     work: Workspaces,
     outputs: Outputs,
-    scalars: Scalars,
+    scalars: LaunchScalars,
     packings: Packings | None,
 ):
-    """Launch one CTA per key/value tile, key/value head and batch, on the default stream."""
+    """Launch as many CTAs as the numbers say, on the default stream."""
     backward_on(plan, (inputs, work, outputs), scalars, packings, ())
 
 
-def backward_on(plan: Plan, tensors: Any, scalars: Scalars, packings: Packings | None, stream: Any) -> None:
+def backward_on(plan: Plan, tensors: Any, scalars: LaunchScalars, packings: Packings | None, stream: Any) -> None:
     """The same on a stream."""
     inputs, work, outputs = tensors
     maps = TensorMaps(
@@ -97,9 +98,8 @@ def backward_on(plan: Plan, tensors: Any, scalars: Scalars, packings: Packings |
         tensor_map(plan, "sV", inputs.mV),
         tensor_map(plan, "sdO", inputs.mdO),
     )
-    batch, seqlen_k, kv_heads, _ = inputs.mK.shape
     backward_kernel(plan, maps, work, outputs, scalars, packings).launch(
-        grid=(Grid(kv_tiles(plan, seqlen_k, packings), kv_heads, batch).num_ctas, 1, 1),
+        grid=(scalars.ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
         min_blocks_per_mp=1,
@@ -113,35 +113,37 @@ def backward_kernel(
     maps: TensorMaps,
     buffers: Workspaces,
     outputs: Outputs,
-    scalars: Scalars,
+    scalars: LaunchScalars,
     packings: Packings | None,
 ):
     """Set up barriers, run the roles."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
     set_up(smem, maps, warp)
-    work = cta_work(plan, scalars, outputs.mdK, buffers.mTerms.shape[1], packings)
+    numbers = (scalars, (scalars.seqlen_q, outputs.mdK.shape[1]))
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
-        leaving = EpilogueContext(plan, smem, owner, thread, work, outputs.mdK, outputs.mdV, scalars.softmax_scale)
-        if work.trips > 0:
-            dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
-            compute(
-                ComputeContext(plan, channels(smem, "compute"), smem, owner, thread, work, scalars.softmax_scale_log2),
-                dv,
-                dk,
-            )
-            epilogue(leaving, dv, dk)
-        else:
-            write_zeros(leaving)
+        leaving = EpilogueContext(plan, smem, owner, thread, outputs.mdK, outputs.mdV, scalars.softmax_scale)
+        pipelines, items = channels(smem, "compute"), items_of(smem, "compute", *numbers)
+        compute(ComputeContext(plan, pipelines, smem, owner, thread, items, leaving, scalars))
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
-            load(LoadContext(plan, channels(smem, "load"), smem, work, maps, buffers.mTerms))
+            load(
+                LoadContext(plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps, buffers.mTerms)
+            )
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start
-            reduce(ReduceContext(plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, work))
+            reduce(
+                ReduceContext(
+                    plan, smem, owner, buffers.mdQ_accumulator, buffers.mTurns, items_of(smem, "reduce", *numbers)
+                )
+            )
+        elif is_role(plan, "schedule", warp):
+            heads, pipelines = buffers.mTerms.shape[1], channels(smem, "schedule")
+            of = (scalars, outputs.mdK, heads, packings, buffers.mClaims)
+            schedule(ScheduleContext(plan, pipelines, smem, *of))
 
 
 @cute.jit

@@ -5,7 +5,6 @@ As `sm100.launch`, whose settings and tensors these are; only what lies between 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,27 +12,33 @@ import torch
 from undertow.kernels.compile import CompiledKernel, compile_kernel
 from undertow.kernels.sm90.plan import plan as plan_of
 from undertow.kernels.sm90.tensors import Workspaces, allocate_workspaces, check_scale
+from undertow.kernels.sm100 import launch as sm100
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.launch import (
     DEFAULT,
     LOG2_E,
-    MAX_GRID,
     CompiledBackward,
     Settings,
     attention_of,
+    average_rows,
+    check_variant,
+    in_order,
+    postprocess_launch,
     row_variant_of,
-    scalars_of,
 )
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
-from undertow.kernels.sm100.tensors import TORCH_TYPES, BackwardTensors, LaunchInputError, check_tensors, kv_tiles
+from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, dtype_of, kv_tiles
 from undertow.plan.attention import PLAIN, Attention, RowVariant
 from undertow.plan.description import Launch
-from undertow.plan.grid import Grid
+from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
 
 ARCH, TARGET = "sm90", "sm_90a"
+EMULATED_MULTIPROCESSORS = 2
 SCHEDULES = ("pingpong",)
+L2_BYTES = 18 * 2**20  # of the query side of a bundle, of the 50 MB of an H200: with more, CTAs wait for memory
+WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
 
 
 def planned(schedule: str | None, dtype: DType, attention: Attention) -> Plan:
@@ -47,17 +52,6 @@ def planned(schedule: str | None, dtype: DType, attention: Attention) -> Plan:
         return plan_of(dtype, attention)
     except PlanError as error:
         raise LaunchInputError(str(error)) from error
-
-
-def dtype_of(tensors: BackwardTensors) -> DType:
-    """The element type of the kernels for a call.
-
-    Raises: LaunchInputError for one without kernels.
-    """
-    for ours, theirs in TORCH_TYPES.items():
-        if theirs == tensors.q.dtype:
-            return ours
-    raise LaunchInputError(f"q has dtype {tensors.q.dtype}: must be torch.bfloat16 or torch.float16")
 
 
 def compile_for(schedule: str | None, tensors: BackwardTensors, settings: Settings = DEFAULT) -> CompiledBackward:
@@ -98,33 +92,27 @@ def launches(
 ) -> list[tuple[CompiledKernel, Launch]]:
     """Describe the launches that turn `tensors` into dq, dk, dv and dsink, in order, as `sm100.launch.launches` does.
 
+    The main kernel's are for an emulator: few CTAs, so that those of small problems have several items.
+
     Raises:
         LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
     """
-    for asked, has in (
-        (attention_of(settings, tensors), compiled.plan.attention),
-        (row_variant_of(settings, tensors), compiled.rows),
-    ):
-        if asked != has:
-            raise LaunchInputError(f"settings and tensors ask for {asked}: the kernels are compiled for {has}")
-    check_tensors(compiled.plan, tensors)
-    check_scale(settings.scale, compiled.plan.dtype)
+    check_variant(compiled, tensors, settings)
+    check_scale(settings, compiled.plan.dtype)
     work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
-    described = []
-    if tensors.q.numel():
-        described.append((compiled.preprocess, preprocess_launch(compiled.preprocess, tensors, work, settings)))
-    if tensors.k.numel():
-        described.append((compiled.main, main_launch(compiled, tensors, work, settings)))
-    if tensors.q.numel():
-        described.append((compiled.postprocess, postprocess_launch(compiled.postprocess, tensors, work, settings)))
-    for kernel, launch in described:
-        if math.prod(launch.grid) > MAX_GRID:
-            raise LaunchInputError(f"{kernel.name} would need {math.prod(launch.grid)} CTAs: at most {MAX_GRID}")
-    return described
+    return in_order(
+        compiled,
+        tensors,
+        lambda: preprocess_launch(compiled.preprocess, tensors, work, settings),
+        lambda: main_launch(compiled, tensors, work, settings),
+        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
+    )
 
 
 def lse_factor(settings: Settings) -> float:
-    """-1 / (softmax_scale * log2(e)), of the float32 number that the main kernel multiplies with."""
+    """What the preprocess kernel multiplies LSE * log2(e) with, as `entry.lse_factor` has it."""
+    if settings.softcap is not None:
+        return -1.0
     return -1.0 / float(torch.tensor(settings.scale * LOG2_E, dtype=torch.float32))
 
 
@@ -133,6 +121,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     given = tensors.batched
     inputs: list[Any] = [rows(given.out, "out"), rows(given.dout, "dout"), scalars(given.lse, "lse")]
     outputs: list[Any] = [tiles(work.terms, "row terms"), tiles(work.dq_accumulator, "dQ accumulator")]
+    outputs.append(vector(work.claims, "claims"))
     if given.dlse is not None:
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
@@ -149,14 +138,32 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     )
 
 
+def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
+    """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor."""
+    items = num_items(tensors)
+    return *scalars_of(attention, tensors, settings), min(items, multiprocessors), items
+
+
+def emulated_numbers(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple:
+    """The same for an emulator, which runs one CTA as far as it gets: each may claim a fair part of the items."""
+    *others, ctas, items = numbers(attention, tensors, settings, EMULATED_MULTIPROCESSORS)
+    return *others, ctas, -(-items // max(1, ctas))
+
+
+def num_items(tensors: BackwardTensors) -> int:
+    """Key/value tiles of a launch."""
+    batch, _, kv_heads, _ = tensors.batched.k.shape
+    return Grid(kv_tiles(tensors), kv_heads, batch).num_ctas
+
+
 def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan, given = compiled.plan, tensors.batched
-    batch, _, kv_heads, _ = given.k.shape
+    *others, ctas, most_items = emulated_numbers(plan.attention, tensors, settings)
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
-        grid=(Grid(kv_tiles(tensors), kv_heads, batch).num_ctas, 1, 1),
+        grid=(ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         dynamic_smem=plan.smem_bytes,
         labels=PlanLabels(plan),
@@ -164,29 +171,35 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *(tensor_map(plan, region, given, name) for region, name in loads.items()),
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
+            vector(work.claims, "claims"),
             *([] if work.turns is None else [scalars(work.turns, "turns")]),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
-            *scalars_of(plan.attention, tensors, settings),
+            *others,
+            ctas,
+            most_items,
             *packing(given, "q"),
             *packing(given, "k"),
         ),
     )
 
 
-def postprocess_launch(
-    kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, settings: Settings
-) -> Launch:
-    """Describe the launch that writes dq from the accumulator, and dsink from its parts."""
-    given = tensors.batched
-    sums = [tiles(work.dq_accumulator, "dQ accumulator")]
-    results = [rows(given.dq, "dq")]
-    if given.dsink is not None and work.dsink_parts is not None:
-        sums.append(scalars(work.dsink_parts, "dsink parts"))
-        results.append(vector(given.dsink, "dsink"))
-    return Launch(
-        kernel=kernel.entry,
-        grid=query_grid(work.dq_accumulator),
-        block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(*sums, *results, *packing(given, "q"), settings.scale),
-    )
+def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`."""
+    return sm100.scalars_of(attention, tensors, settings, bundle_of(attention, tensors))
+
+
+def bundle_of(attention: Attention, tensors: BackwardTensors) -> int:
+    """Key/value heads to a bundle, under every mask: those whose query side fits in L2, and at least a wave of CTAs.
+
+    Interleaved heads matter most in deterministic mode without a mask: all CTAs of a head visit the query tiles in one
+    order, one behind the other, and a CTA that starts when the first of a head ends should take the place of that one
+    in another head, not the next place in a queue. There a wave does not matter: query heads of a group, which fill
+    the bundle, make the queue that much longer.
+    """
+    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2]
+    fitting = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads, L2_BYTES)
+    if attention.deterministic:
+        return fitting
+    tiles = max(1, kv_tiles(tensors))
+    return max(fitting, min(kv_heads, -(-WAVE // tiles)))

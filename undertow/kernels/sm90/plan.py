@@ -6,6 +6,9 @@ tile is kept transposed, keys by query rows, in the registers of the warpgroup t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from undertow.kernels.sm90.turns import programs
 from undertow.plan.attention import DENSE, Attention
 from undertow.plan.schema import (
     DType,
@@ -27,7 +30,14 @@ WARPGROUP_ROWS = 64  # keys that a compute warpgroup owns; also the query rows o
 WARPGROUP_THREADS = 128
 LOAD_STAGES = 2
 ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
-TERM_UNITS = {DType.BF16: 1.0, DType.F16: 64.0}  # what a term counts; the exponents of f16 reach only so far
+# What the terms of a number count, those in even places and those in odd ones; the exponents of f16 reach only so far.
+TERM_UNITS = {DType.BF16: (1.0, 1.0), DType.F16: (2.0**6, 2.0**-10)}
+TERM_PLACES = (0, 2, 1, 3)  # in the order in which a number is split up: two of the large unit, two of the small one
+MOST_OF_TERM = {DType.BF16: 1e30, DType.F16: 6e4}  # in units
+K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
+ITEM_AHEAD = 1  # items that are claimed ahead of the load warp's; whose claim is late share more in L2
+ITEM_STAGES = 8  # load is up to 2 items ahead of compute, which still needs the one before its own
+ITEM_WORDS = 16  # 32-bit words that say what an item is
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
 
 # Registers: 2 x 128 threads of 240 and 128 of 24 are 64512 of the 65536 of an SM.
@@ -35,7 +45,7 @@ ROLES = (
     Role("compute", range(8), 240, "all GEMMs; S to P, dP to dS; stages dQ; then the dK and dV epilogue"),
     Role("load", range(8, 9), 24, "all TMA and bulk loads"),
     Role("reduce", range(9, 11), 24, "dQ: SMEM to global by bulk reduce-add, one warp per compute warpgroup"),
-    Role("idle", range(11, 12), 24, "nothing; it fills the warpgroup"),
+    Role("schedule", range(11, 12), 24, "claims key/value tiles for the CTA and says what they are"),
 )
 
 STAGING_THREADS = WARPGROUP_THREADS + 32  # a compute warpgroup and the warp that reduces its dQ
@@ -47,8 +57,6 @@ BARRIERS = (
     NamedBarrier("dq_full1", ("compute", "reduce"), "warpgroup 1 has staged its dQ", threads=STAGING_THREADS),
     NamedBarrier("dq_empty0", ("compute", "reduce"), "the bulk add has read that of 0", threads=STAGING_THREADS),
     NamedBarrier("dq_empty1", ("compute", "reduce"), "the bulk add has read that of 1", threads=STAGING_THREADS),
-    NamedBarrier("own0", ("compute",), "among the warps of warpgroup 0", threads=WARPGROUP_THREADS),
-    NamedBarrier("own1", ("compute",), "among the warps of warpgroup 1", threads=WARPGROUP_THREADS),
 )
 
 PIPELINES = (
@@ -58,7 +66,6 @@ PIPELINES = (
         "compute",
         ("sQ", "sRow"),
         stages=LOAD_STAGES,
-        first_also=("sK",),
         why="S, dP and dK have read Q and the row terms",
     ),
     Pipeline(
@@ -67,23 +74,46 @@ PIPELINES = (
         "compute",
         ("sdO",),
         stages=LOAD_STAGES,
-        first_also=("sV",),
         why="dP and dV have read dO",
     ),
+    Pipeline(
+        "load_compute_k",
+        "load",
+        "compute",
+        ("sK",),
+        stages=K_STAGES,
+        per_item=True,
+        why="the last dQ of the key/value tile has read K",
+    ),
+    Pipeline(
+        "load_compute_v",
+        "load",
+        "compute",
+        ("sV",),
+        per_item=True,
+        why="the last dP of the key/value tile has read V",
+    ),
+    *(
+        Pipeline(f"schedule_{role}_item", "schedule", role, ("sItems",), stages=ITEM_STAGES, per_item=True, why=why)
+        for role, why in (
+            ("load", "load has read what the item is"),
+            ("compute", "the dK and dV of the item are written"),
+            ("reduce", "reduce has read what the item is"),
+        )
+    ),
 )
+ITEM_PIPELINES = ("schedule_load_item", "schedule_compute_item", "schedule_reduce_item")
 
 
 def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     """The plan for one element type and variant of attention.
 
     dtype: element type of Q, K, V, dO, P and dS.
-    Raises PlanError for a dtype that is not 16 bits wide, and for a softcap, which this kernel does not have.
+    Raises PlanError for a dtype that is not 16 bits wide.
     """
     if dtype.bytes != 2:
         raise PlanError(f"dtype {dtype.label} is {dtype.bytes} bytes wide; allowed: bf16, f16")
-    if attention.softcap:
-        raise PlanError("softcap is not there on sm_90a; allowed: None")
-    return Plan(
+    planned = Plan(
         name="pingpong",
         what="two warpgroups in turns, dQ of the first one tile late",
         tile_m=TILE_M,
@@ -98,9 +128,15 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
         mmas=(),
         order=(),
         signal_scope=SignalScope.WARP,
-        programs=(("load", load_program()), ("compute", compute_program())),
+        programs=(
+            ("load", load_program()),
+            ("compute", compute_program()),
+            ("reduce", (Wait("schedule_reduce_item", "full"), Signal("schedule_reduce_item", "empty"))),
+            ("schedule", schedule_program()),
+        ),
         attention=attention,
     )
+    return replace(planned, programs=(*planned.programs, *programs(planned)))
 
 
 def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
@@ -108,33 +144,56 @@ def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
     return (
         SmemRegion("sRow", TILE_M, ROW_TERMS, dtype, stages=LOAD_STAGES),
         SmemRegion("sQ", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
-        SmemRegion("sK", TILE_N, HEAD_DIM, dtype),
+        SmemRegion("sK", TILE_N, HEAD_DIM, dtype, stages=K_STAGES),
         SmemRegion("sV", TILE_N, HEAD_DIM, dtype),
         SmemRegion("sdO", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sdS", TILE_N, TILE_M, dtype, stages=DS_STAGES),
         SmemRegion("sdQ", WARPGROUP_ROWS, HEAD_DIM, DType.F32, stages=WARPGROUPS),
+        SmemRegion("sItems", 1, ITEM_WORDS, DType.F32, stages=ITEM_STAGES),
     )
 
 
 def load_program() -> tuple[Step, ...]:
-    """One tile of the load warp; K travels with the first Q and V with the first dO."""
+    """One tile of the load warp, K and V only with the first of a key/value tile; V is released last."""
     return (
+        Wait("schedule_load_item", "full"),
+        Signal("schedule_load_item", "empty"),
         Wait("load_compute_q", "empty", -LOAD_STAGES),
         Copy("sQ", "load_compute_q"),
         Copy("sRow", "load_compute_q"),
         Wait("load_compute_do", "empty", -LOAD_STAGES),
         Copy("sdO", "load_compute_do"),
+        Wait("load_compute_k", "empty", -K_STAGES),
+        Copy("sK", "load_compute_k"),
+        Wait("load_compute_v", "empty", -1),
+        Copy("sV", "load_compute_v"),
     )
 
 
 def compute_program() -> tuple[Step, ...]:
-    """The pipeline steps of a compute warp in one burst: dV and dK of t, S and dP of the next tile."""
+    """The pipeline steps of a compute warp in one burst: dQ, dV and dK of t, S and dP of the next tile.
+
+    K and V change where the next tile is the first of a key/value tile.
+    """
     return (
+        Wait("schedule_compute_item", "full", 1),
+        Signal("load_compute_k", "empty"),
+        Wait("load_compute_k", "full", 1),
         Wait("load_compute_q", "full", 1),
-        Signal("load_compute_q", "empty"),
-        Wait("load_compute_do", "full", 1),
         Signal("load_compute_do", "empty"),
+        Signal("load_compute_q", "empty"),
+        Wait("load_compute_v", "full", 1),
+        Wait("load_compute_do", "full", 1),
+        Signal("schedule_compute_item", "empty"),
+        Signal("load_compute_v", "empty"),
     )
+
+
+def schedule_program() -> tuple[Step, ...]:
+    """One item of the schedule warp."""
+    ahead = {"schedule_load_item": ITEM_AHEAD}
+    waits = (Wait(name, "empty", -ahead.get(name, ITEM_STAGES)) for name in ITEM_PIPELINES)
+    return (*waits, *(Signal(name, "full") for name in ITEM_PIPELINES))
 
 
 def dq_accumulator_index(row: int, column: int) -> int:
@@ -151,6 +210,7 @@ def dq_accumulator_index(row: int, column: int) -> int:
 def row_term_index(row: int, number: int) -> int:
     """Element of a tile's row terms at which the terms of a number of a query row begin, 8 of them.
 
-    number: 0 is -LSE / softmax_scale, 1 is -D. Rows have 32 bytes under the 32-byte swizzle, as wgmma reads them.
+    number: 0 is -LSE / softmax_scale, or -LSE * log2(e) under a softcap; 1 is -D. Rows have 32 bytes under the 32-byte
+    swizzle, as wgmma reads them: the place within its 8 rows is all of a row that counts.
     """
     return (row * 2 + (number ^ (row // 4 % 2))) * (ROW_TERMS // 2)

@@ -2,7 +2,7 @@
 
 As on SM100, D = rowsum(dO * O) - dLSE, one CTA per (tile of 128 query rows, head, batch), each warp on 16 rows of its
 own. Here the main kernel wants S - LSE / softmax_scale and dP - D from its tensor cores, so each of the two numbers is
-split into three 16-bit terms, which a step of k = 16 adds up exactly.
+split into 16-bit terms, which a step of k = 16 adds up.
 """
 
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32, Int64
+from cutlass import Boolean, Constexpr, Float32, Int32, Int64
 
 from undertow.kernels.sm90.arguments import row_terms_argument
-from undertow.kernels.sm90.plan import HEAD_DIM, TERM_UNITS, TILE_M, row_term_index
+from undertow.kernels.sm90.plan import HEAD_DIM, MOST_OF_TERM, TERM_PLACES, TERM_UNITS, TILE_M, row_term_index
 from undertow.kernels.sm100.arguments import (
     counters_argument,
     dq_accumulator_argument,
@@ -40,7 +40,7 @@ from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
 from undertow.plan.attention import PLAIN, RowVariant
 from undertow.plan.schema import DType
 
-FAR = {DType.BF16: 1e30, DType.F16: 6e4}  # in the units of a term, that a term can hold, and that leaves P nothing
+FAR = 1e30  # a score that leaves P nothing, or as much of it as the terms hold
 SHARES = 2  # of dQ, each with turns of its own
 
 assert HEAD_DIM == VECTOR * LANES_PER_ROW
@@ -50,18 +50,19 @@ assert HEAD_DIM == VECTOR * LANES_PER_ROW
 class RowOutputs:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) f32.
 
-    mTurns: (batch, heads, 2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
+    mClaims: (1) i32. mTurns: (batch, heads, 2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
+    mClaims: cute.Tensor
     mTurns: Any = None
     mdSink_parts: Any = None
 
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e))."""
+    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e)), or -1 under a softcap."""
 
     tile: QueryTile
     warp: Int32
@@ -82,6 +83,7 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
     outputs = RowOutputs(
         row_terms_argument(dtype),
         dq_accumulator_argument(),
+        vector_argument(Int32),
         counters_argument() if variant.deterministic else None,
         row_scalars_argument(padded=False) if variant.sink else None,
     )
@@ -115,9 +117,12 @@ def preprocess_kernel(
 ):
     """Write the terms of -LSE / softmax_scale and -D, and a zero accumulator, for one tile.
 
-    Rows:   padding rows, and rows that attended nothing (LSE = -inf), get a score so far below zero that P = 0, and
-            D = 0. Then dS = P * (dP - 0) = 0.
-    Error:  that of D as on SM100; the three terms of a number miss it by at most 2^-24 of it.
+    Rows:   padding rows, and rows that attended nothing (LSE = -inf, or +inf, as some say), get a score so far below
+            zero that P = 0, and D = 0. Then dS = P * (dP - 0) = 0.
+    Error:  that of D as on SM100; the terms of a number miss it by at most 2^-24 of it in bf16, and in f16 by
+            2^-33 of it or 2^-35, whichever is more.
+    Range:  a number beyond what a term can hold, 1e30 in bf16 and 3.84e6 in f16, becomes NaN, and so do gradients that
+            depend on it. So does NaN.
     """
     thread, _, _ = cute.arch.thread_idx()
     tile = query_tile(outputs.mdQ_accumulator, inputs.mO.shape[1], packing, TILE_M)
@@ -132,6 +137,7 @@ def preprocess_kernel(
             cute.autovec_copy(row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
             cute.autovec_copy(row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
     clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
+    _reset_claims(outputs.mClaims, thread)
     if cutlass.const_expr(outputs.mTurns is not None):
         _reset_turns(outputs.mTurns, tile, thread)
 
@@ -141,6 +147,14 @@ def preprocess_kernel(
         partial = products.reduce(cute.ReductionOp.ADD, Float32(0.0), 0)
         sums[step] = cute.arch.warp_reduction_sum(partial, threads_in_group=LANES_PER_ROW)
     _write_rows(dtype, inputs, outputs, sums, RowPlace(tile, warp, lane, lse_factor))
+
+
+@cute.jit
+def _reset_claims(mClaims: cute.Tensor, thread: Int32):
+    """No key/value tile is claimed yet."""
+    number, _, _ = cute.arch.block_idx()
+    if (number == 0) & (thread == 0):
+        mClaims[0] = Int32(0)
 
 
 @cute.jit
@@ -165,14 +179,13 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
             LSE = inputs.mLSE[tile.batch, tile.head, tile.first + row]
             if cutlass.const_expr(inputs.mdLSE is not None):
                 D = D - inputs.mdLSE[tile.batch, tile.head, tile.first + row]
-        attended = LSE != NOTHING
+        attended = (LSE != NOTHING) & (LSE != -NOTHING)
         D = D if attended else Float32(0.0)
         LSE_log2 = LSE * LOG2_E if attended else Float32.inf
-        far = Float32(FAR[dtype]) if at.lse_factor > 0 else Float32(-FAR[dtype])
-        unit = Float32(1.0 / TERM_UNITS[dtype])
-        score = LSE_log2 * at.lse_factor * unit if attended else far
-        _write_terms(outputs.mTerms, (tile, row, 0), score, FAR[dtype])
-        _write_terms(outputs.mTerms, (tile, row, 1), -D * unit, FAR[dtype])
+        far = Float32(FAR) if at.lse_factor > 0 else Float32(-FAR)
+        score = LSE_log2 * at.lse_factor
+        _write_terms(dtype, outputs.mTerms, (tile, row, 0), score if attended else far, attended)
+        _write_terms(dtype, outputs.mTerms, (tile, row, 1), -D, attended)
         if cutlass.const_expr(inputs.mSink is not None):
             dsink = -cute.math.exp2(inputs.mSink[tile.head] * LOG2_E - LSE_log2, fastmath=True) * D
     if cutlass.const_expr(inputs.mSink is not None):
@@ -182,15 +195,23 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
 
 
 @cute.jit
-def _write_terms(mTerms: cute.Tensor, at: tuple, value: Float32, most: Constexpr):
-    """Write one number of a row as three terms of at most `most` and five zeros. at: tile, row, and which number."""
+def _write_terms(dtype: Constexpr, mTerms: cute.Tensor, at: tuple, value: Float32, exact: Boolean):
+    """Write one number of a row as terms, each of what those before it have left, and zeros.
+
+    at: tile, row, and which number. exact: a number that the terms cannot hold is NaN, and not as much as they can.
+    """
     tile, row, number = at
     terms = cute.make_rmem_tensor((VECTOR,), mTerms.element_type)
     terms.fill(0.0)
+    units, most = TERM_UNITS[dtype], Float32(MOST_OF_TERM[dtype])
+    holds = (value <= most * units[0]) & (value >= -most * units[0])
+    poison = Float32(0.0) if holds | ~exact else Float32.nan
     rest = value
-    for term in cutlass.range_constexpr(3):
-        terms[term] = cute.arch.fmin(cute.arch.fmax(rest, Float32(-most)), Float32(most)).to(mTerms.element_type)
-        rest = rest - terms[term].to(Float32)
+    for place in TERM_PLACES:
+        unit = units[place % 2]
+        term = cute.arch.fmin(cute.arch.fmax(rest * Float32(1.0 / unit), -most), most) + poison
+        terms[place] = term.to(mTerms.element_type)
+        rest = rest - terms[place].to(Float32) * Float32(unit)
     vector = row_term_index(row, number) // VECTOR
     of_tile = mTerms[tile.batch, tile.head, Int64(tile.tile), None]
     cute.autovec_copy(terms, cute.local_tile(of_tile, (VECTOR,), (vector,)))

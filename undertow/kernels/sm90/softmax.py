@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from undertow.kernels.sm100.instructions import packed
+from undertow.kernels.sm100.softmax import LOG2_E, TANH_COEFFICIENTS, TANH_SWITCH
 from undertow.plan.schema import DType
 
 UNSEEN = -math.inf  # exponent of a P of zero
@@ -33,12 +34,44 @@ def probabilities(exponents: list[Float32]) -> list[Float32]:
     return [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
 
 
+def hyperbolic_tangents(scores: list[Float32], scale: Float32) -> list[Float32]:
+    """tanh(S * scale) as `sm100.softmax.hyperbolic_tangents` has it, one by one. Relative error: below 16 * 2^-24."""
+    return [_hyperbolic_tangent(score * scale) for score in scores]
+
+
+def _hyperbolic_tangent(x: Float32) -> Float32:
+    squared = x * x
+    polynomial = Float32(TANH_COEFFICIENTS[-1])
+    for coefficient in TANH_COEFFICIENTS[-2::-1]:
+        polynomial = cute.math.fma(polynomial, squared, Float32(coefficient))
+    near_zero = cute.math.fma(polynomial * squared, x, x)
+    power = cute.math.exp2(x * Float32(2 * LOG2_E), fastmath=True)
+    far = cute.math.fma(Float32(-2.0), cute.arch.rcp_approx(power + Float32(1.0)), Float32(1.0))
+    return Float32(cutlass.select_(squared < Float32(TANH_SWITCH**2), near_zero, far))
+
+
+def capped_exponents(
+    tanh: list[Float32], softcap_log2: Float32, start: int, lse_log2: dict[int, Float32]
+) -> list[Float32]:
+    """softcap_log2 * tanh - LSE_log2. start: the first register. lse_log2: -LSE * log2(e) by `column_of`."""
+    return [
+        cute.math.fma(tangent, softcap_log2, lse_log2[column_of(register)])
+        for register, tangent in enumerate(tanh, start)
+    ]
+
+
+def times_slopes(p: list[Float32], tanh: list[Float32]) -> list[Float32]:
+    """P * (1 - tanh^2): the weight of dP - D in dS where scores are capped."""
+    return [weight * cute.math.fma(-tangent, tangent, Float32(1.0)) for weight, tangent in zip(p, tanh)]
+
+
 def bounded(exponents: list[Float32]) -> list[Float32]:
     """Exponents of at most 1, which no pair that exists reaches by more than the rounding of LSE.
 
     Keys that do not exist have a score of 0, and 2^-LSE may overflow: dQ would then add infinity times their K, zero.
+    NaN stays NaN.
     """
-    return [cute.arch.fmin(exponent, Float32(1.0)) for exponent in exponents]
+    return [cute.arch.fmin(exponent, Float32(1.0), nan=True) for exponent in exponents]
 
 
 def masked(exponents: list[Float32], start: int, seen: tuple[Int32 | None, Int32 | None]) -> list[Float32]:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 
 from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M, WARPGROUPS
+from undertow.kernels.sm100.launch import Settings
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
 from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, query_tiles
 from undertow.plan.schema import DType
 
+CLAIMS = 4  # 32-bit words that the workspace has for one: what follows begins at 16 bytes
 ROW_TERMS_TILE = TILE_M * ROW_TERMS  # 16-bit elements
-# In size: the kernels divide LSE by it, and terms of f16 hold 1e7. So in f16 |q.k| must stay below 6e6, too.
+# In size: the kernels divide LSE by it. What is beyond 3.84e6 in f16, or 1e30 in bf16, is NaN then: see `preprocess`.
 LEAST_SCALE = {DType.BF16: 1e-20, DType.F16: 4e-6}
 
 
@@ -25,6 +27,7 @@ class Workspaces:
 
     terms: torch.Tensor  # (batch, heads, tiles, 2048) of the 16-bit type, as `plan.row_term_index` orders them
     dq_accumulator: torch.Tensor  # (batch, heads, tiles, 8192) fp32
+    claims: torch.Tensor  # (1) int32
     turns: torch.Tensor | None = None  # (batch, heads, 2 tiles) int32, in deterministic mode
     dsink_parts: torch.Tensor | None = None  # (batch, heads, 8 tiles) fp32, with a sink
 
@@ -40,17 +43,17 @@ def allocate_workspaces(tensors: BackwardTensors, deterministic: bool = False) -
     return Workspaces(
         buffer(tiles, ROW_TERMS_TILE, dtype=tensors.q.dtype),
         buffer(tiles, DQ_ACCUMULATOR_TILE),
+        tensors.q.new_zeros(1, dtype=torch.int32),  # without a query row there is no preprocess to clear it
         buffer(WARPGROUPS * tiles, dtype=torch.int32) if deterministic else None,
         buffer(tiles * (ROW_KERNEL_THREADS // 32)) if tensors.sink is not None else None,
     )
 
 
-def check_scale(scale: float, dtype: DType) -> None:
-    """Refuse a scale whose quotients these kernels cannot hold.
+def check_scale(settings: Settings, dtype: DType) -> None:
+    """Refuse a scale whose quotients these kernels cannot hold; under a softcap nothing is divided by it.
 
     Raises: LaunchInputError.
     """
-    if not abs(scale) >= LEAST_SCALE[dtype]:
-        raise LaunchInputError(
-            f"softmax_scale={scale}: must be at least {LEAST_SCALE[dtype]:g} in size for {dtype.label} on sm_90a"
-        )
+    scale, least = settings.scale, LEAST_SCALE[dtype]
+    if settings.softcap is None and not abs(scale) >= least:
+        raise LaunchInputError(f"softmax_scale={scale}: must be at least {least:g} in size for {dtype.label} on sm_90a")

@@ -123,7 +123,7 @@ class Sm {
     bool held(Warp& warp, double cycles, Reason reason = Reason::hold);
     void write(Warp& warp, const Uop& uop, double time);
     // waits.cpp
-    bool wait_token(Warp& warp, int token, bool is_barrier);
+    bool wait_token(Warp& warp, const Uop& uop, int token, bool is_barrier);
     bool wait_mma(Warp& warp, int operation);
     bool wait_copy(Warp& warp, int operation, bool reads_only);
     bool issue_wgmma(Warp& warp, int operation);

@@ -17,12 +17,16 @@ void Sm::contribute(int token, double time, int32_t cause) {
     }
 }
 
-bool Sm::wait_token(Warp& warp, int token, bool is_barrier) {
+// A named barrier, or the branch on the answer of a try_wait, which was asked when it wrote the branch's predicate.
+bool Sm::wait_token(Warp& warp, const Uop& uop, int token, bool is_barrier) {
     if (warp.since < 0.0) warp.since = now_;
-    const double ready = is_barrier ? 0.0 : constant(Constant::mbarrier_ready_wait);
+    double answer = now_;
+    if (!is_barrier && uop.read_begin < uop.read_end) {
+        answer = warp.registers[in_.pool[uop.read_begin]] + constant(Constant::mbarrier_ready_wait);
+    }
     if (warp.resume == NEVER) {
         if (token < 0) {
-            warp.resume = warp.since + ready;
+            warp.resume = answer;
             blocked(warp, Reason::hold, warp.at);
         } else {
             Token& of = tokens_[token];
@@ -35,7 +39,7 @@ bool Sm::wait_token(Warp& warp, int token, bool is_barrier) {
                 wake += constant(Constant::mbarrier_wake_latency)
                     + constant(Constant::wake_jitter) * (random_.uniform() - 0.5);
             }
-            warp.resume = std::max(warp.since + ready, wake);
+            warp.resume = std::max(is_barrier ? warp.since : answer, wake);
             const bool was_late = of.at > warp.since;
             const Reason reason = is_barrier ? Reason::barrier : was_late ? Reason::mbarrier : Reason::hold;
             blocked(warp, reason, was_late || is_barrier ? of.cause : warp.at);

@@ -107,13 +107,14 @@ bool Sm::dispatch(Warp& warp, Partition& partition, const Uop& uop, int argument
         case Kind::arrive:
             if (argument >= 0) partition.requests.push_back({warp.number, warp.at, 0, uop.kind});
             return held(warp, constant(Constant::mbarrier_arrive_cycles));
-        case Kind::wait: return wait_token(warp, argument, false);
+        case Kind::ask: write(warp, uop, now_); return true;
+        case Kind::wait: return wait_token(warp, uop, argument, false);
         case Kind::barrier_arrive:
             if (argument >= 0) contribute(argument, now_, warp.at);
             return held(warp, constant(Constant::named_barrier_arrive_cycles));
         case Kind::barrier_sync:
             if (argument >= 0 && warp.since < 0.0) contribute(argument, now_, warp.at);
-            return argument < 0 || wait_token(warp, argument, true);
+            return argument < 0 || wait_token(warp, uop, argument, true);
         case Kind::wgmma: return issue_wgmma(warp, argument);
         case Kind::wgmma_wait: return wait_mma(warp, argument);
         case Kind::mma: return issue_tcgen05(warp, argument, false);

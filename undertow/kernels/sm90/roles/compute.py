@@ -3,7 +3,12 @@
 A burst of tile t issues, in this order, the dQ that is due, dV_t, dK_t, S_{t+1} and dP_{t+1}; then the turn passes and
 the warpgroup does the softmax of t + 1 while the other one has its burst. Everything between two GEMMs of a burst hides
 behind the one before, which matters, because a warp that issues a wgmma stands still until the ones before it have
-nearly finished. So nothing is read from shared memory here but by the tensor cores, LSE and D included.
+nearly finished. So nothing is read from shared memory here but by the tensor cores, LSE and D included. Only a softcap
+needs the scores as they are: LSE then comes out of shared memory in the softmax.
+
+The tile t + 1 may be the first of another item, which is another key/value tile: S and dP then want other K and V, and
+once dV and dK have left the registers they begin anew. The dQ that is due is still that of the item before, so that K
+has two stages; V is free when the last dP is done, which it is a burst before it is wanted.
 
 dQ needs the dS of both warpgroups: that of tile t is there when warpgroup 1 has its burst t, and when warpgroup 0 has
 its burst t + 1. So no warpgroup ever waits for anything but its turn, and two stages of sdS are enough. This role owns
@@ -12,7 +17,7 @@ the proxy fences between its stores to sdS and sdQ and who reads them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,114 +26,184 @@ from cutlass.cute.nvgpu import warpgroup
 
 from undertow.kernels.events import span
 from undertow.kernels.sm90.bind import arrive_of, sync_of
-from undertow.kernels.sm90.context import ComputeContext
+from undertow.kernels.sm90.context import ComputeContext, Item, Progress, Registers
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
-from undertow.kernels.sm90.instructions import store_matrices
-from undertow.kernels.sm90.plan import DS_STAGES, LOAD_STAGES, WARPGROUP_ROWS, WARPGROUP_THREADS
-from undertow.kernels.sm90.softmax import bounded, masked, packed_pairs, probabilities
+from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_THREADS
+from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of, write_zeros
+from undertow.kernels.sm90.scores import PANEL_BYTES, VECTOR_BYTES, gradients_of_scores
 from undertow.kernels.sm100.instructions import store_vector
+from undertow.kernels.sm100.work import Work
 from undertow.plan.tiles import Span
 
-CHUNK = 16  # registers of an accumulator that are worked on together: 32 query columns
-EARLY_CHUNKS = 2  # of P, while dP is still being computed
-VECTOR_BYTES = 16
-PANEL_BYTES = 128 * 128  # of sdS: 64 query columns of all keys
 LSE, D = 0, 1  # the numbers of a row, as `plan.row_term_index` counts them
-Q, DO = "load_compute_q", "load_compute_do"
-
-
-@dataclass(frozen=True)
-class Registers:
-    """What a thread keeps from burst to burst. p, ds: operands of the dV and dK GEMMs; dv, dk: their sums."""
-
-    p: cute.Tensor
-    ds: cute.Tensor
-    dv: cute.Tensor
-    dk: cute.Tensor
+Q, DO, K, V = "load_compute_q", "load_compute_do", "load_compute_k", "load_compute_v"
+SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma orders them
 
 
 @cute.jit
-def compute(c: ComputeContext, dv: cute.Tensor, dk: cute.Tensor):
-    """Process all query tiles in order; leaves the warpgroup's part of dV and of dK without its scale."""
+def compute(c: ComputeContext):
+    """Process all query tiles of all items in order, and write the dV and dK of each."""
     g = gemms(c.smem, c.owner)
+    dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
     r = Registers(g.dv.operand(c.plan), g.dk.operand(c.plan), dv, dk)
+    dv.fill(0.0)
+    dk.fill(0.0)
+    for operand in (r.p, r.ds):
+        words(operand).fill(0)
+    trip, item, k_before, k_earlier, sums, number = (Int32(0) for _ in range(6))
+    exists = c.items.wait(number)
+    while exists > 0:
+        work = c.items.work(number)
+        if work.trips > 0:
+            at = Progress(trip, k_before, k_earlier, sums)
+            _item(c, g, r, Item(work, trip, trip + work.trips - 1, item), at)
+            k_earlier = Int32(cutlass.select_(work.trips > 1, item % K_STAGES, k_before))
+            k_before = item % K_STAGES
+            trip += work.trips
+            item += 1
+            sums = number
+        else:
+            write_zeros(c.leaving, keys_of(c.plan, work))
+            c.items.release(number)
+        number += 1
+        exists = c.items.wait(number)
+    if trip > 0:
+        _last_burst(c, g, r, Progress(trip, k_before, k_earlier, sums))
+        epilogue(c.leaving, keys_of(c.plan, c.items.work(sums)), (trip % DS_STAGES, r.dv, r.dk))
+        sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
+
+
+@cute.jit
+def _item(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: Progress):
+    """S and dP of all query tiles of an item and their softmax; dQ, dV and dK of all but the last.
+
+    The first two tiles take the loop with masks, whose body alone knows that K, V and the sums change.
+    """
+    work, k = item.work, item.number % K_STAGES
+    trip, k_before, k_earlier = at.trip, at.k_before, at.k_earlier
+    if at.trip == 0:
+        _first_tile(c, g, r, item)
+        trip += 1
+    plain = _unmasked(c, work)
+    for head in cutlass.range(work.group, unroll=1):
+        first = work.first_tile + Int32((head == 0) & (at.trip == 0))
+        new = cutlass.max(item.start + 2 - trip, 0)
+        unmasked = cutlass.max(cutlass.min(first + new, work.end_tile), plain.first)
+        for tile in cutlass.range(first, unmasked, unroll=1):
+            now = Progress(trip, k_before, k_earlier, at.sums)
+            _next_tile(c, g, r, item, (now, tile), (True, True))
+            k_earlier = k_before
+            k_before = k
+            trip += 1
+        for tile in cutlass.range(unmasked, plain.end, unroll=1):
+            _next_tile(c, g, r, item, (Progress(trip, k, k, at.sums), tile), (False, False))
+            trip += 1
+        if cutlass.const_expr(c.plan.attention.left):
+            for tile in cutlass.range(cutlass.max(unmasked, plain.end), work.end_tile, unroll=1):
+                _next_tile(c, g, r, item, (Progress(trip, k, k, at.sums), tile), (False, True))
+                trip += 1
+
+
+def _unmasked(c: ComputeContext, work: Work) -> Span:
+    """The query tiles that need no mask; none where the item has keys that do not exist, which are masked too."""
+    is_whole = (work.kv_tile + 1) * c.plan.tile_n <= work.k.used
+    first, end = work.first_unmasked, work.end_unmasked
+    return Span(*(Int32(cutlass.select_(is_whole, bound, work.end_tile)) for bound in (first, end)))
+
+
+@cute.jit
+def _first_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item):
+    """S and dP of the CTA's first tile, and its softmax."""
     _clear_late_tile(c)
     if c.owner == 1:
         arrive_of(c.plan, "turn", 1 - c.owner)
-    _first_tile(c, g, r)
-    trip = Int32(1)
-    plain = _unmasked(c)
-    for head in cutlass.range(c.work.group, unroll=1):
-        first = c.work.first_tile + Int32(head == 0)
-        unmasked = cutlass.max(first, plain.first)
-        for tile in cutlass.range(first, unmasked, unroll=1):
-            _next_tile(c, g, r, (trip, tile), True)
-            trip += 1
-        for tile in cutlass.range(unmasked, plain.end, unroll=1):
-            _next_tile(c, g, r, (trip, tile), False)
-            trip += 1
-        if cutlass.const_expr(c.plan.attention.left):
-            for tile in cutlass.range(cutlass.max(unmasked, plain.end), c.work.end_tile, unroll=1):
-                _next_tile(c, g, r, (trip, tile), True)
-                trip += 1
-    _last_burst(c, g, r, trip)
-
-
-def _unmasked(c: ComputeContext) -> Span:
-    """The query tiles that need no mask; none where the CTA has keys that do not exist, which are masked too."""
-    is_whole = (c.work.kv_tile + 1) * c.plan.tile_n <= c.work.k.used
-    first, end = c.work.first_unmasked, c.work.end_unmasked
-    return Span(*(Int32(cutlass.select_(is_whole, bound, c.work.end_tile)) for bound in (first, end)))
-
-
-@cute.jit
-def _first_tile(c: ComputeContext, g: Gemms, r: Registers):
-    """S and dP of the first tile, and its softmax."""
-    r.dv.fill(0.0)
-    r.dk.fill(0.0)
     s, dp = g.s.accumulator(), g.dp.accumulator()
+    c.channels[K].wait("full", 0)
     c.channels[Q].wait("full", 0)
-    g.s.issue(s, 0, 0, False, add_number(g, c.plan, LSE))
+    g.s.issue(s, 0, 0, False, _start_of_s(c, g))
+    c.channels[V].wait("full", 0)
     c.channels[DO].wait("full", 0)
     g.dp.issue(dp, 0, 0, False, add_number(g, c.plan, D))
-    _softmax(c, r, (s, dp), (Int32(0), c.work.first_tile), True)
+    gradients_of_scores(c, r, item, (s, dp), (Int32(0), item.work.first_tile), True)
 
 
 @cute.jit
-def _next_tile(c: ComputeContext, g: Gemms, r: Registers, at: tuple[Int32, Int32], is_masked: Constexpr):
-    """The burst of the tile before, and the softmax of this one. at: trip and query tile."""
-    trip, _ = at
+def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[Progress, Int32], how: Constexpr):
+    """The burst of the tile before, and the softmax of this one. at: progress and query tile.
+
+    how: whether the tile may be one of the first two of its item, and whether it may need a mask.
+    """
+    is_special, is_masked = how
+    now, tile = at
+    trip = now.trip
     slot, before = trip % LOAD_STAGES, (trip - 1) % LOAD_STAGES
     s, dp, dq = g.s.accumulator(), g.dp.accumulator(), g.dq.accumulator()
+    k = item.number % K_STAGES
+    k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before)) if is_special else k
     sync_of(c.plan, "turn", c.owner)
-    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, 0, False)
+    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
     g.dv.issue(r.dv, r.p, before, True)
     warpgroup.wait_group(1)
+    if cutlass.const_expr(is_special):
+        _release_k(c, k_due, Int32(cutlass.select_(c.owner == 0, now.k_before, k)))
     _stage_dq(c, dq)
     g.dk.issue(r.dk, r.ds, before, True)
+    if cutlass.const_expr(is_special):
+        _wait_for_new(c, K, item, trip)
     c.channels[Q].wait("full", trip)
     warpgroup.wait_group(1)
-    g.s.issue(s, 0, slot, False, add_number(g, c.plan, LSE))
+    g.s.issue(s, k, slot, False, _start_of_s(c, g))
     c.channels[DO].arrive("empty", trip - 1)
     warpgroup.wait_group(1)
     c.channels[Q].arrive("empty", trip - 1)
+    if cutlass.const_expr(is_special):
+        _wait_for_new(c, V, item, trip)
     c.channels[DO].wait("full", trip)
     g.dp.issue(dp, 0, slot, False, add_number(g, c.plan, D))
     arrive_of(c.plan, "turn", 1 - c.owner)
     _hand_over_dq(c)
-    _softmax(c, r, (s, dp), at, is_masked)
+    if cutlass.const_expr(is_special):
+        _write_sums(c, r, item, now)
+    gradients_of_scores(c, r, item, (s, dp), (trip, tile), is_masked)
 
 
 @cute.jit
-def _last_burst(c: ComputeContext, g: Gemms, r: Registers, trip: Int32):
+def _write_sums(c: ComputeContext, r: Registers, item: Item, now: Progress):
+    """Write dV and dK of the item before, in the first trip of an item, and begin anew."""
+    if now.trip == item.start:
+        epilogue(c.leaving, keys_of(c.plan, c.items.work(now.sums)), (now.trip % DS_STAGES, r.dv, r.dk))
+        c.items.release(now.sums)
+        r.dv.fill(0.0)
+        r.dk.fill(0.0)
+
+
+@cute.jit
+def _wait_for_new(c: ComputeContext, name: Constexpr, item: Item, trip: Int32):
+    """Wait for K or V of an item, in its first trip."""
+    if trip == item.start:
+        c.channels[name].wait("full", item.number)
+
+
+@cute.jit
+def _release_k(c: ComputeContext, due: Int32, following: Int32):
+    """Hand K back if the dQ that is complete was the last of its item: the next one is of another stage."""
+    if due != following:
+        c.channels[K].arrive("empty", due)
+
+
+@cute.jit
+def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
     """What is left when there is no next tile; warpgroup 0 has one more dQ than that."""
+    trip = now.trip
     before = (trip - 1) % LOAD_STAGES
     dq = g.dq.accumulator()
     sync_of(c.plan, "turn", c.owner)
-    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, 0, False)
+    k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before))
+    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
     g.dv.issue(r.dv, r.p, before, True)
     g.dk.issue(r.dk, r.ds, before, True)
     warpgroup.wait_group(2)
+    _release_k(c, k_due, now.k_before)
     arrive_of(c.plan, "turn", 1 - c.owner)
     _stage_dq(c, dq)
     _hand_over_dq(c)
@@ -136,47 +211,15 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, trip: Int32):
     if c.owner == 0:
         sync_of(c.plan, "turn", c.owner)
         late = g.dq.accumulator()
-        g.dq.issue(late, (trip - 1) % DS_STAGES, 0, False)
+        g.dq.issue(late, (trip - 1) % DS_STAGES, now.k_before, False)
         warpgroup.wait_group(0)
         _stage_dq(c, late)
         _hand_over_dq(c)
 
 
-def _softmax(c: ComputeContext, r: Registers, of: tuple, at: tuple[Int32, Int32], is_masked: bool) -> None:
-    """P and dS of a tile, into registers for dV and dK and into sdS for dQ. of: S and dP in flight; at: trip, tile."""
-    (s, dp), (trip, tile) = of, at
-    p, ds = words(r.p), words(r.ds)
-    rows = _matrix_rows(c, c.smem.address("sdS", trip % DS_STAGES))
-    chunks = range(0, cute.size(s), CHUNK)
-    weights: dict[int, list[Float32]] = {}
-    warpgroup.wait_group(1)
-    with span(c.plan, "softmax"):
-        for number, start in enumerate(chunks, start=1):
-            exponents = [s[register] * c.scale_log2 for register in range(start, start + CHUNK)]
-            if is_masked:
-                exponents = masked(bounded(exponents), start, _seen(c, tile))
-            weights[start] = probabilities(exponents)
-            for index, word in enumerate(packed_pairs(weights[start], c.plan.dtype)):
-                p[start // 2 + index] = word
-            if number == EARLY_CHUNKS:
-                warpgroup.wait_group(0)
-    with span(c.plan, "dS"):
-        for start in chunks:
-            new = packed_pairs([p * dp[start + index] for index, p in enumerate(weights[start])], c.plan.dtype)
-            for index, word in enumerate(new):
-                ds[start // 2 + index] = word
-            for index in range(0, len(new), 4):
-                panel, step = divmod((start // 2 + index) // 4, len(rows))
-                store_matrices(rows[step] + panel * PANEL_BYTES, new[index : index + 4])
-        cute.arch.fence_view_async_shared()
-
-
-def _seen(c: ComputeContext, tile: Int32) -> tuple[Int32 | None, Int32 | None]:
-    """The columns of a query tile that see the thread's first key, counted from its first column."""
-    row = c.owner * WARPGROUP_ROWS + c.thread // 32 * 16 + c.thread % 32 // 4
-    first_column = tile * c.plan.tile_m + c.thread % 4 * 2
-    first, end = c.work.tiling.rows_that_see(c.work.kv_tile * c.plan.tile_n + row)
-    return None if first is None else first - first_column, None if end is None else end - first_column
+def _start_of_s(c: ComputeContext, g: Gemms) -> Any:
+    """What S starts from: -LSE / softmax_scale, or nothing where a softcap bends the scores before LSE is taken off."""
+    return None if c.plan.attention.softcap else add_number(g, c.plan, LSE)
 
 
 def _stage_dq(c: ComputeContext, dq: cute.Tensor) -> None:
@@ -197,19 +240,11 @@ def _hand_over_dq(c: ComputeContext) -> None:
 
 @cute.jit
 def _clear_late_tile(c: ComputeContext):
-    """Zeros for the dQ of the tile before the first, which warpgroup 0 computes and nobody adds."""
+    """Zeros for the dQ of the tile before the first, which warpgroup 0 computes and nobody adds.
+
+    The proxy fence behind the dS of the first tile is one for them as well.
+    """
     if c.owner == 0:
         address = c.smem.address("sdS", DS_STAGES - 1) + c.thread * VECTOR_BYTES
         for step in range(PANEL_BYTES // (VECTOR_BYTES * WARPGROUP_THREADS)):
             store_vector("shared", address + step * (VECTOR_BYTES * WARPGROUP_THREADS), [Int32(0)] * 4)
-        cute.arch.fence_view_async_shared()
-
-
-def _matrix_rows(c: ComputeContext, region: Int32) -> list[Int32]:
-    """Addresses for `store_matrices`, under the 128-byte swizzle: the warp's 16 rows, of 16 columns each.
-
-    region: rows of 128 bytes.
-    """
-    row = c.owner * WARPGROUP_ROWS + c.thread // 32 * 16 + c.thread % 16
-    swizzle = (c.thread % 32 // 16) ^ (c.thread % 8)
-    return [region + row * 128 + ((2 * step) ^ swizzle) * VECTOR_BYTES for step in range(4)]

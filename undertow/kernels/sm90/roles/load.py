@@ -1,8 +1,8 @@
 """The load warp: brings every tile from global to shared memory.
 
-Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q, K with the first Q tile
-and V with the first dO tile. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
-follows.
+Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q; K and V come with the
+first query tile of an item, while the one before is still being worked on. Rows beyond a sequence's end are filled with
+zeros by TMA, also where another sequence follows.
 """
 
 from __future__ import annotations
@@ -13,70 +13,112 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.context import LoadContext
+from undertow.kernels.sm90.plan import ITEM_PIPELINES
 from undertow.kernels.sm100.bind import rows_layout
+from undertow.kernels.sm100.work import Work
 from undertow.plan.steps import Copy, Wait
+
+FIRST_TILES = 4  # of an item, that are prefetched
 
 
 @cute.jit
 def load(c: LoadContext):
-    """Copy the query tiles of all trips in order, and the keys and values with the first."""
-    if c.work.trips > 0:
-        head, tile = Int32(0), c.work.first_tile
-        _load_trip(c, 0, (head, tile))
-        for trip in cutlass.range(1, c.work.trips, unroll=1):
-            head, tile = c.work.after(head, tile)
-            _load_trip(c, trip, (head, tile))
+    """Copy the query tiles of all items in order, and the keys and values with the first of each."""
+    trip, item, number = (Int32(0) for _ in range(3))  # items without query tiles are counted in the last alone
+    exists = c.items.wait(number)
+    while exists > 0:
+        work = c.items.work(number)
+        c.items.release(number)
+        head, tile = Int32(0), work.first_tile
+        if work.trips > 0:
+            _load_trip(c, work, (trip, item), (head, tile))
+        for more in cutlass.range(1, work.trips, unroll=1):
+            head, tile = work.after(head, tile)
+            _load_trip(c, work, (trip + more, None), (head, tile))
+        item += Int32(work.trips > 0)
+        trip += work.trips
+        number += 1
+        exists = c.items.wait(number)
+        if exists > 0:
+            _prefetch(c, c.items.work(number))
 
 
-def _load_trip(c: LoadContext, trip: int | Int32, query: tuple[Int32, Int32]) -> None:
-    """Copy one query tile, `query` being its head and tile."""
-    first = isinstance(trip, int)
+@cute.jit
+def _prefetch(c: LoadContext, work: Work):
+    """Have the first tiles of the next item in L2 when they are wanted: nobody may have read them yet."""
+    if work.trips > 0:
+        for tensor_map, region in ((c.maps.k, "sK"), (c.maps.v, "sV")):
+            _prefetch_rows(c, work, (tensor_map, region), (work.kv_head, work.kv_tile))
+        end = cutlass.min(work.first_tile + FIRST_TILES, work.end_tile)
+        for tile in cutlass.range(work.first_tile, end, unroll=1):
+            for tensor_map, region in ((c.maps.q, "sQ"), (c.maps.do, "sdO")):
+                _prefetch_rows(c, work, (tensor_map, region), (work.query_head(Int32(0)), tile))
+
+
+def _prefetch_rows(c: LoadContext, work: Work, what: tuple, place: tuple) -> None:
+    """Have a TMA box in L2. what: tensor map and region. place: head and tile."""
+    _, coordinates = _box(c, work, (*what, c.smem.pointer(what[1])), place)
+    cute.prefetch(what[0], coordinates)
+
+
+def _load_trip(c: LoadContext, work: Work, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32]) -> None:
+    """Copy one query tile. at: its number, and that of its item if it is the first of it. query: head and tile."""
+    trip, item = at
     expected = {}
     for step in c.plan.program("load"):
+        if step.pipeline in ITEM_PIPELINES:
+            continue
+        number = item if c.plan.pipeline(step.pipeline).per_item else trip
+        if number is None:
+            continue
+        channel = c.channels[step.pipeline]
         if isinstance(step, Wait):
-            c.channels[step.pipeline].wait(step.side, trip + step.tile)
+            channel.wait(step.side, number + step.tile)
         elif isinstance(step, Copy):
-            channel = c.channels[step.pipeline]
-            is_new = step.pipeline not in expected
-            barrier = expected[step.pipeline] = channel.expect(trip, first) if is_new else expected[step.pipeline]
-            target = c.smem.pointer(step.region, channel.slot(trip))
-            _copy(c, step.region, target, (c.work.query_head(query[0]), query[1]), barrier)
-            for region in channel.pipeline.first_also if first and is_new else ():
-                _copy(c, region, c.smem.pointer(region), (c.work.kv_head, c.work.kv_tile), barrier)
+            if step.pipeline not in expected:
+                expected[step.pipeline] = channel.expect(number, False)
+            target = c.smem.pointer(step.region, channel.slot(number))
+            _copy(c, work, (step.region, target), query, expected[step.pipeline])
 
 
-def _copy(c: LoadContext, region: str, target: cute.Pointer, place: tuple[Int32, Int32], barrier: cute.Pointer) -> None:
-    """Start the copy of a tile of rows, or of its row terms, that completes `barrier`. place: head and tile."""
+def _copy(c: LoadContext, work: Work, to: tuple, query: tuple[Int32, Int32], barrier: cute.Pointer) -> None:
+    """Start the copy of a tile of rows, or of its row terms, that completes `barrier`. to: region and address."""
     maps = {"sQ": c.maps.q, "sK": c.maps.k, "sV": c.maps.v, "sdO": c.maps.do}
-    if region in maps:
-        _copy_rows(c, maps[region], (region, target), place, barrier)
+    place = (work.kv_head, work.kv_tile) if to[0] in ("sK", "sV") else (work.query_head(query[0]), query[1])
+    if to[0] in maps:
+        _copy_rows(c, work, (maps[to[0]], *to), place, barrier)
     else:
-        _copy_row_terms(c, (region, target), place, barrier)
+        _copy_row_terms(c, work, to, place, barrier)
 
 
-def _copy_rows(c: LoadContext, tensor_map: cute.CopyAtom, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
-    """One TMA box: all rows of a tile of one head."""
-    (region, pointer), (head, tile) = to, place
+def _copy_rows(c: LoadContext, work: Work, what: tuple, place: tuple, barrier: cute.Pointer) -> None:
+    """One TMA box: all rows of a tile of one head. place: head and tile."""
+    shared, coordinates = _box(c, work, what, place)
+    cute.copy(what[0], coordinates, shared, tma_bar_ptr=barrier)
+
+
+def _box(c: LoadContext, work: Work, what: tuple, place: tuple) -> tuple[cute.Tensor, cute.Tensor]:
+    """Where the box of a tile of rows goes, and its coordinates. what: tensor map, region and address."""
+    (tensor_map, region, pointer), (head, tile) = what, place
     rows, columns = c.plan.smem_region(region).rows, c.plan.smem_region(region).columns
-    sequence = c.work.k if region in ("sK", "sV") else c.work.q
-    origin = (0, tile * rows, head, c.work.batch)
+    sequence = work.k if region in ("sK", "sV") else work.q
+    origin = (0, tile * rows, head, work.batch)
     if c.plan.attention.packed:  # the box ends with the sequence: see `sm100.kernel.packed_view`
         origin = (0, sequence.total - sequence.used + tile * rows, sequence.first + sequence.used, head)
     box = cute.domain_offset(origin, cute.make_identity_tensor((columns, rows, 1, 1)))
     layout = rows_layout(c.plan, region)
     target = cute.make_tensor(cute.recast_ptr(pointer, layout.inner), layout.outer)
-    shared, coordinates = cpasync.tma_partition(
+    return cpasync.tma_partition(
         tensor_map, 0, cute.make_layout(1), cute.group_modes(target, 0, 2), cute.group_modes(box, 0, 4)
     )
-    cute.copy(tensor_map, coordinates, shared, tma_bar_ptr=barrier)
 
 
-def _copy_row_terms(c: LoadContext, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
+def _copy_row_terms(c: LoadContext, work: Work, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
     """One bulk copy of the terms of all rows of a query tile, by one elected lane."""
     (region, pointer), (head, tile) = to, place
     of = c.plan.smem_region(region)
     layout = cute.make_layout(of.rows * of.columns)
-    part = cute.make_tensor(c.mTerms[c.work.batch, head, Int64(c.work.workspace_tile + tile), None].iterator, layout)
+    part = cute.make_tensor(c.mTerms[work.batch, head, Int64(work.workspace_tile + tile), None].iterator, layout)
     atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), part.element_type)
     with cute.arch.elect_one():
         cute.copy(atom, part, cute.make_tensor(pointer, layout), mbar_ptr=barrier)

@@ -1,0 +1,60 @@
+"""CTAs that take several key/value tiles: the same bits as one CTA each, whatever is in a row, and nothing is raced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels_sm90.passes import complaints, run
+from tests.kernels_sm90.test_checks import findings
+from tests.runtime.calls import tensors_for
+from undertow.backward_case import batch_case
+from undertow.emulator import Options
+from undertow.inputs import Shape, random_batch
+from undertow.kernels.sm90 import call, launch
+from undertow.kernels.sm100.launch import Settings
+from undertow.plan.schema import DType
+from undertow.reference import Scoring
+
+CASES = {
+    "one query tile each": (Shape(1, 128, 500, 1), Scoring()),
+    "causal, several batches": (Shape(2, 300, 300, 2, 1), Scoring(causal=True)),
+    "some without rows": (Shape(1, 200, 600, 1), Scoring(window=(None, -100))),
+    "the first without rows": (Shape(1, 300, 500, 1), Scoring(window=(70, 20))),
+    "none with rows": (Shape(1, 130, 300, 1), Scoring(window=(-500, 600))),
+}
+
+
+@pytest.fixture
+def multiprocessors(monkeypatch):
+    """Set the multiprocessors of the emulated device, each of which has one CTA."""
+    return lambda count: monkeypatch.setattr(launch, "EMULATED_MULTIPROCESSORS", count)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bits_do_not_depend_on_how_many_a_cta_takes(name, multiprocessors):
+    batch, seen = random_batch(CASES[name][0], 0, CASES[name][1]), []
+    for count in (1, 3, 100):
+        multiprocessors(count)
+        seen.append(run(batch))
+        assert not complaints(batch, seen[-1])
+    for other in seen[1:]:
+        assert all(map(torch.equal, seen[0].gradients, other.gradients))
+
+
+@pytest.mark.parametrize("options", [Options(), Options(schedule=1, completion="late")], ids=str)
+@pytest.mark.parametrize("name", ["one query tile each", "some without rows"])
+def test_nothing_is_found_in_a_cta_that_takes_all(name, options, multiprocessors):
+    """Items of a single query tile reuse both stages of K before the last dQ but one is done."""
+    multiprocessors(1)
+    for kernel in batch_case(random_batch(CASES[name][0], 0, CASES[name][1]), "pingpong", False, "sm90"):
+        assert findings(kernel, options) == (), kernel.name
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("multiprocessors", [2, 132])
+def test_there_is_a_cta_for_each_multiprocessor_that_gets_an_item(multiprocessors):
+    tensors = tensors_for("dense")
+    items = launch.num_items(tensors)
+    *_, ctas, most = call.numbers_of(call.variant_named("dense", DType.BF16), tensors, Settings(), multiprocessors)
+    assert (ctas, most) == (min(items, multiprocessors), items)
