@@ -15,8 +15,9 @@ from undertow.commands import predicted, report
 from undertow.kernels.sm100.plan import SCHEDULES
 from undertow.report import hazards
 from undertow.report.bars import Bar
-from undertow.report.page import Figure, Section, Table
+from undertow.report.page import Figure, Missing, Section, Table
 from undertow.report.throughput import group_of
+from undertow.timing.errors import TimingError
 from undertow.timing.published import published
 from undertow.timing.results import Prediction
 
@@ -108,6 +109,19 @@ def test_records_of_something_else_are_refused(quick, tmp_path, capsys):
     for option in ("--bench", "--validation", "--events"):
         assert cli.main(["report", "--output", str(tmp_path / "r.html"), option, str(notes)]) == cli.BAD_INPUT
         assert "notes.jsonl" in capsys.readouterr().err
+
+
+def test_a_kernel_that_the_model_refuses_is_shown_as_it_was_traced(monkeypatch, tmp_path):
+    def refuse(*_):
+        raise TimingError("control flow depends on time")
+
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+    monkeypatch.setattr(predicted, "read_timeline", lambda *_: timeline("traced"))
+    monkeypatch.setattr(predicted, "recorded", refuse)
+    figure, missing = predicted.traced(path, Namespace(seed=0), lambda text: None)
+    assert isinstance(figure, Figure) and figure.source.label == "measured"
+    assert isinstance(missing, Missing) and "control flow depends on time" in missing.what
 
 
 def test_hazards_are_found_without_a_guard_and_nowhere_else(monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 from undertow.report.page import Label, Missing, Part, Prose, Section, Source, Table
 
 KEY, TITLE = "errors", "How far the model is off"
-COMMAND = "python tools/timeline_validate.py"
+COMMAND = "python tools/timeline_validate.py results/hopper/cycles.jsonl"
 
 
 class ErrorsFileError(ValueError):
