@@ -78,7 +78,7 @@ def test_of_these_fences_one_is_needed(chosen, rule):
 
 @pytest.mark.slow
 def test_waits_for_mmas_are_needed_or_explained(capfd):
-    words = ("--kind", "mma-wait", "--seqlen-q", "300", "--seeds", "1", "--completion", "late")
+    words = ("--kind", "mma-wait", "--seeds", "1", "--completion", "late")
     code = cli.main(["mutate", "--arch", ARCH, "--json", *words])
     report = json.loads(capfd.readouterr().out)
     assert (code, report["unexplained"], report["stale"], report["explained"]) == (0, 0, [], 2)
