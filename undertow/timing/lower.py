@@ -23,6 +23,7 @@ _UNIFORM_SOURCES = ("%ctaid", "%nctaid", "%ntid", "%clusterid", "%nclusterid", "
 _FOLDED = ("add", "or")
 _PRODUCTS, _SUMS = ("mul.f32", "mul.ftz.f32"), ("add.f32", "sub.f32", "add.ftz.f32", "sub.ftz.f32")
 _ACCESSES = (Kind.LOAD, Kind.STORE, Kind.TMEM_LOAD, Kind.TMEM_STORE)
+_FLOATS = frozenset(("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2"))
 _LONG = 4  # from so many instructions on, one on uniform values is no single uniform instruction
 
 
@@ -294,6 +295,9 @@ class Lowering:
         return self._async | {origin for name in self._async for origin in self.origin(name)}
 
     def _is_uniform(self, decoded: Decoded) -> bool:
+        """Whether an instruction computes with integers that all lanes share."""
+        if not _FLOATS.isdisjoint(decoded.instruction.mnemonic.split(".")):
+            return False
         return all(name in self.uniform for name in (*self._sources(decoded), *writes_of(decoded)))
 
     @cached_property
@@ -321,6 +325,6 @@ class Lowering:
         specials = [t.operand.name for t in decoded.sources if isinstance(t.operand, ptx.Special)]
         if specials:
             return not all(name.startswith(_UNIFORM_SOURCES) for name in specials)
-        if opcode == "ld":
-            return not (decoded.mods.get("space") or "").startswith("param")
+        if opcode == "ld":  # of one address, it is one value; ptxas takes it so
+            return (decoded.mods.get("space") or "").startswith("local")
         return opcode in ("elect", "atom", "ldmatrix", "tcgen05", "match")

@@ -24,6 +24,8 @@ from undertow.emulator.observers.bank_passes import passes
 
 from .errors import TimingError
 
+CLAIMS = ("add", "inc")
+CLAIMED = "dynamic scheduling: the CTA claims the work that it claims when it runs alone"
 ORDERED = ("acquire", "relaxed", "volatile")
 WARP_LANES = 32
 WARPGROUP_WARPS = 4
@@ -62,7 +64,8 @@ class Token:
 class Recorder:
     """Observer of one CTA. streams: PTX instruction per executed one, ~index where the guard was false.
 
-    facts: (position in the stream, kind, number) per warp, in order of position; see `_add`.
+    facts: (position in the stream, kind, number) per warp, in order of position; see `_add`. assumptions: what the
+    recording takes for granted.
     """
 
     subscriptions: ClassVar[tuple[type, ...]] = (
@@ -70,12 +73,12 @@ class Recorder:
         MemoryAccess,
     )  # fmt: skip
 
-    def __init__(self, claims: bool = False):
-        self._claims = claims
+    def __init__(self):
         self.streams: list[list[int]] = []
         self.facts: list[list[tuple[int, str, int]]] = []
         self.operations: list[Operation] = []
         self.tokens: list[Token] = []
+        self.assumptions: dict[str, None] = {}
         self._token_of: dict[tuple, int] = {}
         self._numbers: dict[int, int] = {}
         self._incarnation: dict[int, int] = defaultdict(int)
@@ -274,8 +277,10 @@ class Recorder:
     def _global(self, event: MemoryAccess) -> None:
         if event.kind == "read" and event.order in ORDERED:
             self._refuse(event.decoded, f"ld.{event.order} of global memory (turns between CTAs)")
-        if event.kind == "atomic" and event.decoded.destinations and not self._claims:
-            self._refuse(event.decoded, "the result of an atomic on global memory (turns, dynamic scheduling)")
+        if event.kind == "atomic" and event.decoded.destinations:
+            if event.decoded.mods.get("op") not in CLAIMS:
+                self._refuse(event.decoded, "the result of an atomic on global memory (turns between CTAs)")
+            self.assumptions[f"{CLAIMED}, {self._program.where(event.decoded.index)}"] = None
         lanes = event.lanes
         count = len(event.addresses) * event.size // len(lanes.warps)
         for warp in lanes.warps:

@@ -23,7 +23,13 @@ class Regions:
     def __init__(self, program: Program):
         self._code = program.code
         self._places = program.kernel.labels
-        self._asked = Counter(label for decoded in program.code for label in _labels(decoded))
+        self._labels = [_labels(decoded) for decoded in program.code]
+        askers: dict[str, list[int]] = {}
+        for index, labels in enumerate(self._labels):
+            for label in labels:
+                askers.setdefault(label, []).append(index)
+        self._asked = Counter({label: len(found) for label, found in askers.items()})
+        self._labelled = {self._places[label] for label in askers}
         self.converted: dict[int, int] = {}
         joined: Counter[str] = Counter()
         for decoded in program.code:
@@ -31,7 +37,7 @@ class Regions:
             if label is not None:
                 self.converted[decoded.index] = self._places[label]
                 joined[label] += 1
-        retries = {label for label in self._asked if self._is_retry(label)}
+        retries = {label for label, found in askers.items() if all(self.retries(index) for index in found)}
         self.leaders = np.zeros(len(program.code) + 1, bool)
         self.leaders[0] = True
         names = Counter({name: self._asked[name] for name in self._places})
@@ -45,34 +51,24 @@ class Regions:
 
     def _converts(self, index: int) -> str | None:
         """The label of a branch that is no branch in the assembly; None for others."""
-        decoded = self._code[index]
-        labels = _labels(decoded)
+        decoded, labels = self._code[index], self._labels[index]
         if decoded.instruction.opcode != "bra" or decoded.guard is None or len(labels) != 1:
             return None
         target = self._places[labels[0]]
         between = range(index + 1, target)
         if len(between) == 1 and self.retries(index + 1):
             return labels[0]  # out of the loop around a try_wait
-        if not 0 < len(between) <= CONVERTED_LENGTH or any(place in between for place in self._labelled):
+        if not 0 < len(between) <= CONVERTED_LENGTH or not self._labelled.isdisjoint(between):
             return None
         return None if any(self._code[i].instruction.opcode in _KEPT for i in between) else labels[0]
 
-    @property
-    def _labelled(self) -> set[int]:
-        return {self._places[name] for name in self._asked}
-
     def retries(self, index: int) -> bool:
         """Whether an instruction is the jump back to a try_wait that has just been asked."""
-        labels = _labels(self._code[index])
+        labels = self._labels[index]
         if self._code[index].instruction.opcode != "bra" or len(labels) != 1:
             return False
         target = self._places[labels[0]]
         return index - 3 <= target < index and self._code[target].instruction.mnemonic.startswith("mbarrier.try_wait")
-
-    def _is_retry(self, label: str) -> bool:
-        """Whether a label is only the beginning of a loop around a try_wait."""
-        askers = [d.index for d in self._code if label in _labels(d)]
-        return all(self.retries(index) for index in askers)
 
 
 def _labels(decoded) -> tuple[str, ...]:

@@ -41,4 +41,5 @@ def replay(
         critical_path(trace, done, steady) if with_spans else (),
         tuple(name for name in assumed if name in constants),
         phases(done, steady),
+        trace.assumptions,
     )  # fmt: skip

@@ -71,6 +71,7 @@ class Timeline:
     tile_begins: when each tile began, on the row that paces the kernel. utilisation: share of time in which a unit was
     busy in the steady state. stalls: role -> reason -> cycles per tile and warp, mean over its warps. assumed: the
     names of the constants used here that are marked assumed. phases: what the parts of the CTA cost.
+    assumptions: what the recording took for granted about control flow that depends on time.
     """
 
     kernel: str
@@ -85,6 +86,7 @@ class Timeline:
     critical_path: tuple[Link, ...]
     assumed: tuple[str, ...] = ()
     phases: Phases | None = None
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

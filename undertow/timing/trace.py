@@ -42,6 +42,7 @@ class Trace:
     begins in uop, argument and place. argument: passes, bytes, token or operation, -1 for none. place: PTX index.
     tokens: arrivals that complete each. operations: rows of OPERATION_COLUMNS. gemms: names; their MMAs say which.
     tile_tokens: what the consumer of the query tiles waits for, in order. segment: straight piece of each.
+    assumptions: what was taken for granted about control flow that depends on time.
     """
 
     kernel: str
@@ -60,6 +61,7 @@ class Trace:
     token_names: tuple[str, ...]
     tile_tokens: tuple[int, ...]
     segment: np.ndarray
+    assumptions: tuple[str, ...] = ()
 
     @property
     def num_warps(self) -> int:
@@ -70,9 +72,7 @@ class Trace:
         return slice(int(self.begins[warp]), int(self.begins[warp + 1]))
 
 
-def record(
-    kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any = None, claims: bool = False
-) -> Trace:
+def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any = None) -> Trace:
     """Execute one CTA of a launch on the NumPy emulator and lower what it executes.
 
     Args:
@@ -80,18 +80,17 @@ def record(
         point: constants at their best guesses (Chip.point()), with whose latencies instructions are put in order.
         cta: linear number of the CTA (x fastest). The others do not run.
         labels: names of warps, shared memory and barriers; those of the launch by default.
-        claims: atomics are claims of work, whose answers are taken as they come here, where nobody else claims. The
-            time of a CTA is then that of the work it got; which it would get is for whoever asks to say.
 
-    Raises: TimingError for control flow that depends on time (turns on global memory, dynamic scheduling, an answer of
-        try_wait used for anything but asking again) and for clusters; Deadlock and whatever else the emulator raises.
+    Raises: TimingError for control flow that depends on time (turns on global memory, an answer of try_wait used for
+        anything but asking again) and for clusters; Deadlock and whatever else the emulator raises. Work that a CTA
+        claims by an atomic addition is recorded as it is claimed here, which the trace says.
     """
     (copy,) = fresh((kernel,))
     program = copy.program()
     arch = architecture(program)
     constants = checked(point, arch)
     lowering = Lowering(program)
-    recorder = Recorder(claims)
+    recorder = Recorder()
     emulator.launch(program, copy.launch, emulator.Options(cta_order=[cta]), [recorder])
     return _Builder(program, copy.launch, lowering, recorder, constants, labels).trace(kernel.name, arch)
 
@@ -134,7 +133,7 @@ class _Builder:
             np.array([self._operation(o, names.index(g)) for o, g in zip(recorder.operations, gemm_names, strict=True)],
                      np.int32).reshape(-1, len(OPERATION_COLUMNS)),
             names, tuple(self.namer.token(token) for token in recorder.tokens),
-            tile_tokens(recorder.operations, recorder.tokens), segment,
+            tile_tokens(recorder.operations, recorder.tokens), segment, tuple(recorder.assumptions),
         )  # fmt: skip
 
     def _operation(self, operation: Operation, gemm: int) -> tuple[int, ...]:
