@@ -104,6 +104,7 @@ def main() -> None:
     point = read_chip("h200").point()
     print("| beside | batches | without, measured | replayed | cost, measured | replayed at", end=" ")
     print(" | ".join(map(str, LATENCIES)), "|")
+    print("| --- " * (5 + len(LATENCIES)) + "|")
     missed = []
     for (beside, batches), (without, with_) in MEASURED.items():
         phases = 30 if batches < 6 else 12

@@ -1,6 +1,6 @@
 """Hold the timing model against a GPU: predicted beside measured cycles of main kernels on an H200.
 
-    python tools/timeline_validate.py CYCLES... [--draws N] [--output FILE]
+    python tools/timeline_validate.py CYCLES... [--draws N] [--output FILE] [--predicted FILE]
 
 CYCLES are files of records that `hopper_measure.py FOLDER cycles` has printed. Predicted are our SM90 kernel and
 flash-attn-4's, from the constants of the h200 chip alone; no constant knows of these measurements. Prints a table, and
@@ -208,6 +208,17 @@ def predictions(measured: Sequence[Measured], draws: int, jobs: int) -> Iterator
         yield one, drawn.predict(cycles)
 
 
+def earlier(path: str, measured: Sequence[Measured]) -> Iterator[tuple[Measured, Prediction]]:
+    """What an earlier run predicted, beside what is measured now."""
+    found = {}
+    for line in Path(path).read_text().splitlines():
+        told = json.loads(line)
+        known = told["predicted"]
+        number = Prediction(known["point"], known["median"], tuple(known["band"]), (), told["sensitivity"])
+        found[told["kernel"], told["shape"]] = number
+    yield from ((one, found[one.kernel, one.shape]) for one in measured)
+
+
 def told(pairs: Sequence[tuple[Measured, Prediction]]) -> Iterator[str]:
     """A table for the documents, and what it comes to."""
     yield "| kernel | mask | heads | seqlen | measured | predicted | 90% band | error | in the band |"
@@ -237,8 +248,13 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--output", metavar="FILE")
+    parser.add_argument("--predicted", metavar="FILE", help="of an earlier --output, instead of predicting anew")
     arguments = parser.parse_args()
-    pairs = list(predictions(read(arguments.cycles), arguments.draws, arguments.jobs))
+    measured = read(arguments.cycles)
+    if arguments.predicted:
+        pairs = list(earlier(arguments.predicted, measured))
+    else:
+        pairs = list(predictions(measured, arguments.draws, arguments.jobs))
     print("\n".join(told(pairs)))
     if arguments.output:
         with Path(arguments.output).open("w") as file:

@@ -101,7 +101,7 @@ def recorded(
             if stays:
                 kernel = _claiming(kernel, shape.items)
             counts = first_cta(shape, problem.attention.descending)
-            ctas.append(Recorded(counts, record(kernel, point, claims=stays)))
+            ctas.append(Recorded(counts, record(kernel, point)))
         kernels[schedule] = tuple(ctas)
     return Kernels(kernels)
 

@@ -258,6 +258,7 @@ def _record(
         "critical_path": [asdict(link) for link in timeline.critical_path],
         "sensitivity": dict(tile.sensitivity),
         "assumed": list(timeline.assumed),
+        "assumptions": list(timeline.assumptions),
     }
 
 
@@ -326,6 +327,7 @@ def _told(name: str, numbers: Mapping[str, Prediction], draws: Draws, timeline: 
     for link in sorted(timeline.critical_path, key=lambda link: -link.cycles)[:SHOWN]:
         lines.append(f"  {'critical path':<22}{link.cycles:.0f}: {link.row}, {link.name}, {link.reason}")
     lines.append(_sensitivity_line(numbers["cycles_per_tile"]))
+    lines += [f"  assumed               {sentence}" for sentence in timeline.assumptions]
     return lines
 
 

@@ -73,8 +73,7 @@ class Recorder:
         MemoryAccess,
     )  # fmt: skip
 
-    def __init__(self, claims: bool = False):
-        self._claims = claims
+    def __init__(self):
         self.streams: list[list[int]] = []
         self.facts: list[list[tuple[int, str, int]]] = []
         self.operations: list[Operation] = []
@@ -279,8 +278,8 @@ class Recorder:
         if event.kind == "read" and event.order in ORDERED:
             self._refuse(event.decoded, f"ld.{event.order} of global memory (turns between CTAs)")
         if event.kind == "atomic" and event.decoded.destinations:
-            if not self._claims or event.decoded.mods.get("op") not in CLAIMS:
-                self._refuse(event.decoded, "the result of an atomic on global memory (turns, dynamic scheduling)")
+            if event.decoded.mods.get("op") not in CLAIMS:
+                self._refuse(event.decoded, "the result of an atomic on global memory (turns between CTAs)")
             self.assumptions[f"{CLAIMED}, {self._program.where(event.decoded.index)}"] = None
         lanes = event.lanes
         count = len(event.addresses) * event.size // len(lanes.warps)

@@ -72,7 +72,7 @@ class Trace:
         return slice(int(self.begins[warp]), int(self.begins[warp + 1]))
 
 
-def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any = None, claims: bool = False) -> Trace:
+def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any = None) -> Trace:
     """Execute one CTA of a launch on the NumPy emulator and lower what it executes.
 
     Args:
@@ -80,20 +80,17 @@ def record(kernel: Kernel, point: Mapping[str, float], cta: int = 0, labels: Any
         point: constants at their best guesses (Chip.point()), with whose latencies instructions are put in order.
         cta: linear number of the CTA (x fastest). The others do not run.
         labels: names of warps, shared memory and barriers; those of the launch by default.
-        claims: atomic additions claim work, and their answers are taken as they come here, where nobody else claims;
-            the trace says so. The time of a CTA is then that of the work it got; which it would get is for whoever
-            asks to say.
 
-    Raises: TimingError for control flow that depends on time (turns on global memory, dynamic scheduling where it is no
-        claim, an answer of try_wait used for anything but asking again) and for clusters; Deadlock and whatever else
-        the emulator raises.
+    Raises: TimingError for control flow that depends on time (turns on global memory, an answer of try_wait used for
+        anything but asking again) and for clusters; Deadlock and whatever else the emulator raises. Work that a CTA
+        claims by an atomic addition is recorded as it is claimed here, which the trace says.
     """
     (copy,) = fresh((kernel,))
     program = copy.program()
     arch = architecture(program)
     constants = checked(point, arch)
     lowering = Lowering(program)
-    recorder = Recorder(claims)
+    recorder = Recorder()
     emulator.launch(program, copy.launch, emulator.Options(cta_order=[cta]), [recorder])
     return _Builder(program, copy.launch, lowering, recorder, constants, labels).trace(kernel.name, arch)
 
