@@ -118,8 +118,8 @@ def test_another_cta_and_unknown_constants_are_refused():
 
 def test_claims_of_work_are_an_assumption_with_a_name():
     given = kernel("atom.global.add.u32 %r1, [%p0], 1; st.global.b32 [%p0+4], %r1;", np.zeros(64, np.int32))
-    (assumption,) = record(given, values(SM100), claims=True).assumptions
+    (assumption,) = record(given, values(SM100)).assumptions
     assert assumption.startswith("dynamic scheduling")
     other = kernel("atom.global.cas.b32 %r1, [%p0], 0, 1; st.global.b32 [%p0+4], %r1;", np.zeros(64, np.int32))
     with pytest.raises(TimingError, match="turns"):
-        record(other, values(SM100), claims=True)
+        record(other, values(SM100))
