@@ -86,7 +86,9 @@ def _figure(name: str, records: Sequence[Record]) -> Any:
     if peak is not None:
         right = axes[-1].secondary_yaxis("right", functions=(lambda x: x / peak * 100, lambda x: x * peak / 100))
         right.set_ylabel(f"% of the {peak:g} TFLOP/s dense peak")
-    axes[0].legend(loc="upper left", fontsize="small")
+    drawn = {label: bar for axis in axes for bar, label in zip(*axis.get_legend_handles_labels())}
+    named = [name for name in COLOURS if name in drawn]
+    axes[0].legend([drawn[name] for name in named], named, loc="upper left", fontsize="small")
     axes[0].set_ylim(top=axes[0].get_ylim()[1] * 1.25)  # room for the legend
     figure.suptitle(f"{name}: 64k tokens, 32 query heads, head dim 64 (measured, sustained)")
     return figure
