@@ -98,7 +98,7 @@ class Measured:
         mask, group = self.form
         batch, seqlen = TOKENS // self.seqlen, self.seqlen
         if self.ours:
-            return Problem(Shape(batch, seqlen, seqlen, HEADS, HEADS // group), MASKS[mask]).work
+            return Problem(Shape(batch, seqlen, seqlen, HEADS, HEADS // group), MASKS[mask], arch="sm90").work
         return work_of(Grid(seqlen // 128, HEADS, batch), Tiling(seqlen, seqlen, MASKS[mask]))
 
 
@@ -122,7 +122,7 @@ def kernels_of(measured: Sequence[Measured], point: Mapping[str, float]) -> Kern
             continue
         print(f"recording {one.recorded}", file=sys.stderr)
         if one.ours:
-            problem = Problem(Shape(1, 1024, 1024, 1), MASKS[mask])
+            problem = Problem(Shape(1, 1024, 1024, 1), MASKS[mask], arch="sm90")
             made[one.recorded] = recorded("sm90", ["pingpong"], problem, point).recorded["pingpong"]
         else:
             text = peer_ptx(4 // group, mask)

@@ -11,6 +11,7 @@ import torch
 from undertow.cases import Kernel
 from undertow.inputs import Shape, random_batch
 from undertow.kernels.backward import plan_named
+from undertow.kernels.sm90 import launch as sm90
 from undertow.plan.attention import Attention
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.schema import Plan
@@ -33,6 +34,7 @@ class Problem:
     band: Band
     softcap: bool = False
     dtype: torch.dtype = torch.bfloat16
+    arch: str = "sm100"
 
     @property
     def attention(self) -> Attention:
@@ -57,8 +59,12 @@ class Problem:
         """Of all CTAs of the main kernel."""
         batch, seqlen_q, seqlen_k, heads, _ = self.shape
         kv_heads, tiling = heads // self.group, Tiling(seqlen_q, seqlen_k, self.band)
-        bundle = heads_per_bundle(seqlen_q, self.group, kv_heads) if self.attention.masked else 1
         tiles = -(-seqlen_k // tiling.tile_n)
+        if self.arch == "sm90":  # as its `bundle_of`
+            fitting = heads_per_bundle(seqlen_q, self.group, kv_heads, sm90.L2_BYTES)
+            bundle = max(fitting, min(kv_heads, -(-sm90.WAVE // tiles)))
+        else:
+            bundle = heads_per_bundle(seqlen_q, self.group, kv_heads) if self.attention.masked else 1
         return work_of(Grid(tiles, kv_heads, batch, bundle, self.attention.descending), tiling, self.group)
 
     @property

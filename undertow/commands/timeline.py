@@ -154,7 +154,8 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         raise InputError(f"kv_heads={shape.kv_heads}: must divide heads={shape.heads}")
     scoring = scoring_of(arguments)
     softcap = scoring.softcap is not None
-    return Problem(shape, band(scoring.causal, scoring.window), softcap, DTYPES[arguments.dtype or "bf16"])
+    dtype = DTYPES[arguments.dtype or "bf16"]
+    return Problem(shape, band(scoring.causal, scoring.window), softcap, dtype, arguments.arch)
 
 
 def _schedules(arguments: argparse.Namespace, progress: Progress) -> Outcome:
