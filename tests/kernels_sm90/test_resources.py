@@ -67,11 +67,12 @@ def test_the_report_is_heard():
 def test_main_loop_waits_for_nothing_but_its_turn():
     """No LSE or D is loaded: what warps read of shared memory is what an item is, and dV and dK on their way out."""
     lines = compiled("dense", DType.BF16).ptx.splitlines()
-    files = dict(match.groups() for line in lines if (match := re.match(r'\s*\.file\s+(\d+)\s+"([^"]*)"', line)))
-    loads, place = Counter(), ""
+    named = [match for line in lines if (match := re.match(r'\s*\.file\s+(\d+)\s+"([^"]*)"', line))]
+    files: dict[str, str] = {match[1]: match[2] for match in named}
+    loads, place = Counter[str](), ""
     for line in lines:
         if match := re.match(r"\s*\.loc\s+(\d+)", line):
-            place = Path(files[match.group(1)]).name
+            place = Path(files[match[1]]).name
         loads[place] += "ld.shared" in line
     assert any("wgmma.mma_async.sync.aligned.m64n128k16" in line for line in lines)
     assert {name for name, count in loads.items() if count} == {"instructions.py", "work.py"}
