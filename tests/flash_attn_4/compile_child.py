@@ -20,6 +20,7 @@ def main(folder: str, arch: str = "sm_100", mask: str = "") -> None:
         CUTE_DSL_KEEP="ptx",
         CUTE_DSL_LINEINFO="1",
         FLASH_ATTENTION_ARCH=arch,
+        FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED="0",  # a kernel that comes from its cache leaves no PTX
         FLASH_ATTENTION_NUM_SMS=MULTIPROCESSORS[arch],
     )
     import torch
