@@ -13,6 +13,7 @@ from undertow.calibrate.benchmark import Measured
 from undertow.calibrate.chipfile import About, CalibrationError, chip_of, from_records, records, to_toml
 from undertow.cli import main
 from undertow.timing.chip import Chip, Constant, read_chip
+from undertow.timing.constants import constants_of
 
 ABOUT = About("here", 'a "GPU"', 132, "sm_90a", "580.1", "undertow calibrate", date(2026, 11, 30))
 OLD = date(2020, 1, 1)
@@ -139,6 +140,5 @@ def test_records_of_two_machines_make_no_chip(tmp_path):
 
 
 def test_the_timing_model_knows_every_constant_that_was_measured():
-    constants = pytest.importorskip("undertow.timing.constants")
     rows = [json.loads(line) for line in (RESULTS / "calibrate.jsonl").read_text().splitlines()]
-    assert {row["name"] for row in rows if row["kind"] == "constant"} <= set(constants.constants_of("sm_90a"))
+    assert {row["name"] for row in rows if row["kind"] == "constant"} <= set(constants_of("sm_90a"))

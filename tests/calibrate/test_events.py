@@ -12,8 +12,6 @@ from undertow.kernels import events
 from undertow.kernels.backward import compile_backward, plan_named
 from undertow.kernels.compile import compile_kernel
 
-pytest.importorskip("cutlass")
-
 KERNELS = [("sm90", "sm_90a", "pingpong"), ("sm100", "sm_100a", "split")]
 
 

@@ -14,8 +14,6 @@ from undertow.calibrate.benchmark import Launch
 from undertow.calibrate.probe import Probe, compile_probe
 from undertow.calibrate.units import benchmarks
 
-pytest.importorskip("cutlass")
-
 COUNTS = {  # probe: instruction of the machine, and how many of them its loop has
     "sm_90a": {
         "rate_mufu": ("MUFU.EX2", 128),

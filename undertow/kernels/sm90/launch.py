@@ -142,7 +142,8 @@ def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, 
     """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor.
 
     In deterministic mode one for each item, which claims no other. Measured: CTAs that stayed and claimed an item ahead
-    took 2 to 15 times as long under a causal mask, because turns waited for items that nobody had begun.
+    took 2 to 15 times as long under a causal mask (`results/hopper/cycles.jsonl` beside `deterministic.txt`), because
+    turns waited for items that nobody had begun.
     """
     items = num_items(tensors)
     ctas, most_items = (items, 1) if attention.deterministic else (min(items, multiprocessors), items)
