@@ -2,7 +2,7 @@
 
 Flags say what is present; sizes, lengths and ratios are run-time numbers. What is absent costs no instruction.
 Grouped query heads need no flag: a CTA loops over the query heads of its group, and a group of one is plain multi-head
-attention.
+attention. Only who divides the group between CTAs needs one, because sums are then left for another kernel to add up.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ class Attention:
     left, right: rows see keys only from c - left, only up to c + right (`tiles.band`); causal is right = 0.
     packed: sequences of any lengths follow one another in one tensor. softcap: tanh keeps scores below a cap.
     deterministic: CTAs add to dQ in a fixed order, so that its bits do not depend on which comes first.
+    split: the query heads of a group are divided between CTAs; their dK and dV are added up afterwards (sm90 alone).
     """
 
     left: bool = False
@@ -24,6 +25,7 @@ class Attention:
     packed: bool = False
     softcap: bool = False
     deterministic: bool = False
+    split: bool = False
 
     @property
     def masked(self) -> bool:
@@ -34,7 +36,8 @@ class Attention:
     def name(self) -> str:
         """The mask (dense, causal, window, or left where only the left is bounded), and what else is present."""
         mask = ("window" if self.right else "left") if self.left else ("causal" if self.right else "dense")
-        return "-".join([mask, *(flag for flag in ("packed", "softcap", "deterministic") if getattr(self, flag))])
+        present = (flag for flag in ("packed", "softcap", "deterministic", "split") if getattr(self, flag))
+        return "-".join([mask, *present])
 
     @property
     def descending(self) -> bool:

@@ -109,21 +109,29 @@ def kv_tiles(plan: Plan, seqlen_k: Int32, packings: Packings | None) -> Int32:
     return seqlen_k // plan.tile_n + packings.k.mCu_seqlens.shape[0]
 
 
+def grid_of(plan: Plan, scalars: Scalars, extents: tuple, packings: Packings | None) -> Grid:
+    """The order of the key/value tiles of a launch. extents: as of `work_of`."""
+    batches, seqlen_k, kv_heads = extents
+    tiles = kv_tiles(plan, seqlen_k, packings)
+    return Grid(tiles, kv_heads, batches, scalars.heads_per_bundle, plan.attention.descending, REGISTERS)
+
+
 def cta_work(plan: Plan, scalars: Scalars, mdK: cute.Tensor, query_heads: Int32, packings: Packings | None) -> Work:
     """What this CTA does. mdK: (batch, seqlen_k, kv_heads, 64)."""
-    return work_of(plan, scalars, mdK, query_heads, packings, None)
+    return work_of(plan, scalars, mdK.shape[:3], query_heads, packings, None)
 
 
 def work_of(
-    plan: Plan, scalars: Scalars, mdK: cute.Tensor, query_heads: Int32, packings: Packings | None, number: Int32 | None
+    plan: Plan, scalars: Scalars, extents: tuple, query_heads: Int32, packings: Packings | None, number: Int32 | None
 ) -> Work:
-    """What belongs to a number in the order of `undertow.plan.grid`, that of the CTA if None."""
-    batches, seqlen_k, kv_heads, _ = mdK.shape
-    tiles = kv_tiles(plan, seqlen_k, packings)
-    grid = Grid(tiles, kv_heads, batches, scalars.heads_per_bundle, plan.attention.descending, REGISTERS)
+    """What belongs to a number in the order of `undertow.plan.grid`, that of the CTA if None.
+
+    extents: batches, rows of the tensors of keys, key/value heads.
+    """
+    _, seqlen_k, kv_heads = extents
     if number is None:
         number, _, _ = cute.arch.block_idx()
-    kv_tile, kv_head, batch = grid.place(number)
+    kv_tile, kv_head, batch = grid_of(plan, scalars, extents, packings).place(number)
     q, k, workspace_tile = dense_rows(scalars.seqlen_q), dense_rows(seqlen_k), Int32(0)
     if packings is not None:
         sequence, kv_tile = sequence_of(packings.k, kv_tile, plan.tile_n)

@@ -10,6 +10,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES, VECTOR_BYTES
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.plan.schema import DType
 
 
@@ -19,6 +20,14 @@ def row_terms_argument(dtype: DType) -> Any:
     shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), size)
     stride = (cute.sym_int64(divisibility=8), cute.sym_int64(divisibility=8), size, 1)
     return make_fake_tensor(ELEMENT_TYPES[dtype], shape, stride=stride, assumed_align=VECTOR_BYTES)
+
+
+def partial_argument() -> Any:
+    """Return the (batch, kv_heads * parts, tiles, 16384) fp32 sums of parts of groups: of a tile of keys dV, then dK."""
+    size = 2 * DQ_ACCUMULATOR_TILE
+    shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), size)
+    stride = (cute.sym_int64(divisibility=4), cute.sym_int64(divisibility=4), size, 1)
+    return make_fake_tensor(cutlass.Float32, shape, stride=stride, assumed_align=VECTOR_BYTES)
 
 
 def claims_argument() -> Any:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from undertow.kernels.sm90.launch import numbers, planned
+from undertow.kernels.sm90.launch import asked_attention, numbers, parts_for, planned
 from undertow.kernels.sm90.plan import WARPGROUPS
-from undertow.kernels.sm90.tensors import CLAIMS, ROW_TERMS_TILE, check_scale
+from undertow.kernels.sm90.tensors import CLAIMS, PARTIAL_TILE, ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
 from undertow.kernels.sm100.call import arguments
 from undertow.kernels.sm100.launch import Settings
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE, ROW_KERNEL_THREADS
-from undertow.kernels.sm100.tensors import BackwardTensors, query_tiles
+from undertow.kernels.sm100.tensors import BackwardTensors, kv_tiles, query_tiles
 from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
 
 __all__ = ["Variant", "arguments", "check_call", "numbers_of", "variant_named", "variant_of", "workspace_floats"]
+
+SPLIT = "split"  # the word for it in the name of a variant
 
 
 @dataclass(frozen=True)
@@ -47,19 +49,22 @@ def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Setting
     Raises: LaunchInputError naming an element type, schedule, option or scale without kernels.
     """
     asked = call.variant_of(None, tensors, settings)
-    planned(schedule, asked.dtype, asked.attention)
+    attention = asked_attention(settings, tensors)
+    planned(schedule, asked.dtype, attention)
     check_scale(settings, asked.dtype)
-    return Variant(asked.dtype, asked.attention, asked.rows)
+    return Variant(asked.dtype, attention, asked.rows)
 
 
 def variant_named(name: str, dtype: DType, schedule: str | None = None) -> Variant:
-    """The variant of a name such as `dense`, `causal-packed` or `window-sink`: a mask, then what is present.
+    """The variant of a name such as `dense`, `causal-packed` or `window-split-sink`: a mask, then what is present.
 
     Raises: LaunchInputError naming the word that is none here.
     """
-    asked = call.variant_named(name, dtype)
-    planned(schedule, dtype, asked.attention)
-    return Variant(asked.dtype, asked.attention, asked.rows)
+    words = name.split("-")
+    asked = call.variant_named("-".join(word for word in words if word != SPLIT), dtype)
+    attention = replace(asked.attention, split=SPLIT in words)
+    planned(schedule, dtype, attention)
+    return Variant(asked.dtype, attention, asked.rows)
 
 
 def check_call(variant: Variant, tensors: BackwardTensors) -> None:
@@ -76,7 +81,11 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
     per_tile = DQ_ACCUMULATOR_TILE + ROW_TERMS_TILE // 2
     per_tile += ROW_KERNEL_THREADS // 32 if variant.rows.sink else 0
     per_tile += WARPGROUPS if variant.rows.deterministic else 0
-    return batch * heads * query_tiles(tensors) * per_tile + CLAIMS
+    floats = batch * heads * query_tiles(tensors) * per_tile + CLAIMS
+    if variant.attention.split:
+        virtual_heads = tensors.k.shape[-2] * parts_for(variant.attention, tensors)
+        floats += batch * virtual_heads * kv_tiles(tensors) * PARTIAL_TILE
+    return floats
 
 
 def numbers_of(variant: Variant, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:

@@ -29,7 +29,10 @@ class LoadContext:
 
 @dataclass(frozen=True)
 class EpilogueContext:
-    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role."""
+    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role.
+
+    mPartial: (batch, kv_heads * parts, tiles, 16384) fp32, dV and dK of parts of groups, or None if they are whole.
+    """
 
     plan: cutlass.Constexpr
     smem: SharedMemory
@@ -38,6 +41,7 @@ class EpilogueContext:
     mdK: cute.Tensor
     mdV: cute.Tensor
     softmax_scale: Float32
+    mPartial: Any = None
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,13 @@ class ReduceContext:
 
 @dataclass(frozen=True)
 class ScheduleContext:
-    """Numbers in, items out. mdK: (batch, seqlen_k, kv_heads, 64). mClaims: (1) i32, items claimed so far."""
+    """Numbers in, items out. extents: as of `sm100.work.work_of`. mClaims: (1) i32, items claimed so far."""
 
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
     scalars: LaunchScalars
-    mdK: cute.Tensor
+    extents: tuple[Int32, Int32, Int32]
     query_heads: Int32
     packings: Any
     mClaims: cute.Tensor

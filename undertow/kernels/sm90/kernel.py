@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from undertow.kernels.sm90.arguments import claims_argument, row_terms_argument
+from undertow.kernels.sm90.arguments import claims_argument, partial_argument, row_terms_argument
 from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext, ScheduleContext
 from undertow.kernels.sm90.roles.compute import compute
 from undertow.kernels.sm90.roles.load import load
@@ -42,12 +42,14 @@ class Workspaces:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
 
     mClaims: (1) i32, key/value tiles claimed so far. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    mPartial: (batch, kv_heads * parts, tiles of keys, 16384) fp32, dV and dK of parts of groups, where they are split.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
     mClaims: cute.Tensor
     mTurns: Any = None
+    mPartial: Any = None
 
 
 def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
@@ -61,9 +63,10 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
             dq_accumulator_argument(),
             claims_argument(),
             counters_argument() if plan.attention.deterministic else None,
+            partial_argument() if plan.attention.split else None,
         ),
         Outputs(*rows[4:]),
-        any_scalars(),
+        any_scalars(plan.attention.split),
         Packings(packing_argument(), packing_argument()) if plan.attention.packed else None,
     )
     return backward, (plan, *arguments)
@@ -123,7 +126,8 @@ def backward_kernel(
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
-        leaving = EpilogueContext(plan, smem, owner, thread, outputs.mdK, outputs.mdV, scalars.softmax_scale)
+        targets = (outputs.mdK, outputs.mdV, scalars.softmax_scale, buffers.mPartial)
+        leaving = EpilogueContext(plan, smem, owner, thread, *targets)
         pipelines, items = channels(smem, "compute"), items_of(smem, "compute", *numbers)
         compute(ComputeContext(plan, pipelines, smem, owner, thread, items, leaving, scalars))
     else:  # one warpgroup, so one setmaxnreg for its roles
@@ -141,8 +145,14 @@ def backward_kernel(
             )
         elif is_role(plan, "schedule", warp):
             heads, pipelines = buffers.mTerms.shape[1], channels(smem, "schedule")
-            of = (scalars, outputs.mdK, heads, packings, buffers.mClaims)
+            of = (scalars, extents_of(plan, scalars, outputs.mdK), heads, packings, buffers.mClaims)
             schedule(ScheduleContext(plan, pipelines, smem, *of))
+
+
+def extents_of(plan: Plan, scalars: LaunchScalars, mdK: cute.Tensor) -> tuple[Int32, Int32, Int32]:
+    """Batches, rows of the tensors of keys, and key/value heads, of which every part of a group has one."""
+    batches, seqlen_k, kv_heads, _ = mdK.shape
+    return batches, seqlen_k, kv_heads * scalars.parts if plan.attention.split else kv_heads
 
 
 @cute.jit

@@ -37,7 +37,7 @@ MOST_OF_TERM = {DType.BF16: 1e30, DType.F16: 6e4}  # in units
 K_STAGES = 2  # the scores of a key/value tile begin before the last dQ of the one before
 ITEM_AHEAD = 1  # items that are claimed ahead of the load warp's; whose claim is late share more in L2
 ITEM_STAGES = 8  # load is up to 2 items ahead of compute, which still needs the one before its own
-ITEM_WORDS = 16  # 32-bit words that say what an item is
+ITEM_WORDS = 16  # 32-bit words that say what an item is; twice as many where groups are split
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
 
 # Registers: 2 x 128 threads of 240 and 128 of 24 are 64512 of the 65536 of an SM.
@@ -121,7 +121,7 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
         head_dim=HEAD_DIM,
         dtype=dtype,
         roles=ROLES,
-        smem=smem_map(dtype),
+        smem=smem_map(dtype, attention),
         tmem=(),
         pipelines=PIPELINES,
         barriers=BARRIERS,
@@ -139,7 +139,7 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     return replace(planned, programs=(*planned.programs, *programs(planned)))
 
 
-def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
+def smem_map(dtype: DType, attention: Attention = DENSE) -> tuple[SmemRegion, ...]:
     """Shared memory in the order it is packed. sdS: a panel of 64 query columns of all keys after another."""
     return (
         SmemRegion("sRow", TILE_M, ROW_TERMS, dtype, stages=LOAD_STAGES),
@@ -149,7 +149,7 @@ def smem_map(dtype: DType) -> tuple[SmemRegion, ...]:
         SmemRegion("sdO", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sdS", TILE_N, TILE_M, dtype, stages=DS_STAGES),
         SmemRegion("sdQ", WARPGROUP_ROWS, HEAD_DIM, DType.F32, stages=WARPGROUPS),
-        SmemRegion("sItems", 1, ITEM_WORDS, DType.F32, stages=ITEM_STAGES),
+        SmemRegion("sItems", 1, ITEM_WORDS * (1 + attention.split), DType.F32, stages=ITEM_STAGES),
     )
 
 

@@ -69,23 +69,23 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
     pair, group = thread // LANES_PER_ROW, thread % LANES_PER_ROW
     loaded = cute.make_rmem_tensor((2 * VECTOR, PASSES), Float32)
     for step in cutlass.range_constexpr(PASSES):  # padding rows exist in the accumulator, so no test holds up a load
-        first = dq_accumulator_index(_row(pair + step * PAIRS_PER_PASS), group * VECTOR)
+        first = dq_accumulator_index(row_of(pair + step * PAIRS_PER_PASS), group * VECTOR)
         cute.autovec_copy(cute.local_tile(accumulator, (2 * VECTOR,), (first // (2 * VECTOR),)), loaded[None, step])
     for step in cutlass.range_constexpr(PASSES):
         for half in cutlass.range_constexpr(2):
-            row = _row(pair + step * PAIRS_PER_PASS) + half * APART
-            _write_row(results.mdQ, (tile, row, group), (loaded, step, half), (softmax_scale, packing))
+            row = row_of(pair + step * PAIRS_PER_PASS) + half * APART
+            write_row(results.mdQ, (tile, row, group), (loaded, step, half), (softmax_scale, packing))
     if cutlass.const_expr(results.mdSink is not None):
         sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
 
 
-def _row(pair: Int32) -> Int32:
+def row_of(pair: Int32) -> Int32:
     """The first row of a pair."""
     return pair // APART * (2 * APART) + pair % APART
 
 
 @cute.jit
-def _write_row(mdQ: cute.Tensor, at: tuple[QueryTile, Int32, Int32], of: tuple, how: tuple):
+def write_row(mdQ: cute.Tensor, at: tuple[QueryTile, Int32, Int32], of: tuple, how: tuple):
     """Write 8 columns of a row. of: the registers, their step, and which half of the pair."""
     (tile, row, group), (loaded, step, half), (softmax_scale, packing) = at, of, how
     if row < tile.kept:

@@ -51,7 +51,7 @@ class Warpgroup:
         """The dQ that is due, dV and dK of the tile before, S and dP of this one; then its softmax.
 
         Where another key/value tile begins, dV and dK of the one before pass through the stage of sdS that this tile's
-        dS goes to.
+        dS goes to; those of a part of a group go from registers to global memory.
         """
         return (
             Sync(f"turn{self.owner}"),
@@ -73,7 +73,7 @@ class Warpgroup:
             self._dp,
             Arrive(self._turn_of_the_other),
             Arrive(f"dq_full{self.owner}"),
-            IfFirst(self._passes_through),
+            *((IfFirst(self._passes_through),) if self._passes_through else ()),
             *self._softmax,
         )
 
@@ -95,6 +95,8 @@ class Warpgroup:
 
     @property
     def _passes_through(self) -> tuple[Step, ...]:
+        if self.plan.attention.split:
+            return ()
         staging = Touch("sdS", parts=self._shares, value="dV and dK")
         return Put(staging), Take(staging)
 

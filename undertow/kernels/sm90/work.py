@@ -22,6 +22,7 @@ from undertow.kernels.sm100.work import Scalars, Work
 DENSE_WORDS = ("kv_tile", "kv_head", "batch", "group", "first_tile", "end_tile", "first_unmasked", "end_unmasked")
 PACKED_WORDS = (*DENSE_WORDS, "workspace_tile", "q_first", "q_used", "k_first", "k_kept", "k_used")
 EXISTS = len(PACKED_WORDS)  # the word that says whether there is an item
+KEY_WORDS = ("key_head", "key_tile")  # behind that, where groups are split
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,28 @@ class LaunchScalars(Scalars):
     most_items: Int32
 
 
-def any_scalars() -> LaunchScalars:
+@dataclass(frozen=True)
+class SplitScalars(LaunchScalars):
+    """Those of a launch whose groups are split. parts: of a group; a key/value head of the tensors is as many here."""
+
+    parts: Int32
+
+
+def any_scalars(split: bool) -> LaunchScalars:
     """Numbers to compile with: all of them are parameters of the kernel."""
     numbers = [*[Int32(1)] * 4, *[Float32(1.0)] * 4, *[Int32(1)] * 2]
-    return LaunchScalars(*numbers)
+    return SplitScalars(*numbers, Int32(1)) if split else LaunchScalars(*numbers)
+
+
+@dataclass(frozen=True)
+class Share(Work):
+    """What an item is. Where groups are split, kv_head counts their parts as heads, in tensors of query heads too.
+
+    key_head: of the tensors of keys. key_tile: in the workspace of partial sums, None where there is none.
+    """
+
+    key_head: Int32
+    key_tile: Int32 | None
 
 
 @dataclass(frozen=True)
@@ -56,7 +75,7 @@ class Items:
         self.channel.wait("full", item)
         return words_of(self.smem, item)[EXISTS]
 
-    def work(self, item: Int32) -> Work:
+    def work(self, item: Int32) -> Share:
         """What an item is."""
         packed, words = self.plan.attention.packed, words_of(self.smem, item)
         of = {name: words[index] for index, name in enumerate(PACKED_WORDS if packed else DENSE_WORDS)}
@@ -68,7 +87,10 @@ class Items:
         bounds = (self.scalars.left, self.scalars.right)
         place, tiles = ([of[name] for name in part] for part in (DENSE_WORDS[:4], DENSE_WORDS[4:]))
         whole = [self.plan, *place, q, k, of.get("workspace_tile", Int32(0)), *bounds, *tiles]
-        return Work(*whole)
+        key_head, key_tile = of["kv_head"], None
+        if self.plan.attention.split:
+            key_head, key_tile = (words[EXISTS + 1 + index] for index in range(len(KEY_WORDS)))
+        return Share(*whole, key_head, key_tile)
 
     def release(self, item: Int32) -> None:
         """The warp does not read what the item is again."""

@@ -2,6 +2,9 @@
 
 They pass through shared memory so that whole rows of 128 bytes are written at a time. A warp stages the rows of its own
 keys, in its part of the stage of sdS that its next dS goes to: nobody reads that before, and no other warp writes it.
+
+Those of a part of a group are written as they are, in fp32 and in the order of the registers, to a place of their own;
+`combine` adds them up. In that order a warp writes 512 bytes in a row.
 """
 
 from __future__ import annotations
@@ -10,14 +13,15 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32, Int64
 
 from undertow.kernels.sm90.context import EpilogueContext
 from undertow.kernels.sm90.instructions import load_words, store_matrices
-from undertow.kernels.sm90.plan import WARPGROUP_ROWS
+from undertow.kernels.sm90.plan import HEAD_DIM, WARPGROUP_ROWS, WARPGROUP_THREADS
 from undertow.kernels.sm90.softmax import packed_pairs
+from undertow.kernels.sm90.work import Share
 from undertow.kernels.sm100.instructions import store_vector
-from undertow.kernels.sm100.work import Work
+from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.plan.schema import Plan
 
 ROW_BYTES = 128
@@ -28,25 +32,61 @@ ROWS_PER_STEP = 32 // VECTORS
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the keys of an item are. first: row of the tensor; kept, used: of the rows from there on."""
+    """Where the keys of an item are. first: row of the tensor; kept, used: of the rows from there on.
+
+    head, tile: where a group is split, those of the partial sums.
+    """
 
     batch: Int32
     head: Int32
     first: Int32
     kept: Int32
     used: Int32
+    tile: Int32 | None
 
 
-def keys_of(plan: Plan, work: Work) -> Keys:
+def keys_of(plan: Plan, work: Share) -> Keys:
     """The keys of an item."""
     start = work.kv_tile * plan.tile_n
-    return Keys(work.batch, work.kv_head, work.k.first + start, work.k.kept - start, work.k.used - start)
+    rows = (work.k.first + start, work.k.kept - start, work.k.used - start)
+    return Keys(work.batch, work.kv_head, *rows, work.key_tile)
 
 
 @cute.jit
 def epilogue(c: EpilogueContext, keys: Keys, of: tuple):
-    """Write dV, then dK times softmax_scale, each rounded once to 16 bits. of: the stage of sdS, and both sums."""
+    """Write dV and dK of an item. of: the stage of sdS, and both sums."""
     stage, dv, dk = of
+    if cutlass.const_expr(c.plan.attention.split):
+        for place, values in enumerate((dv, dk)):
+            _write_partial(c, keys, place, [values[index] for index in range(cute.size(values))])
+    else:
+        _write_rows(c, keys, stage, (dv, dk))
+
+
+@cute.jit
+def write_zeros(c: EpilogueContext, keys: Keys):
+    """Write the dK and dV of a tile that no query row sees."""
+    if cutlass.const_expr(c.plan.attention.split):
+        for place in range(2):
+            _write_partial(c, keys, place, [Float32(0.0)] * (WARPGROUP_ROWS * HEAD_DIM // WARPGROUP_THREADS))
+    else:
+        for target in (c.mdV, c.mdK):
+            for step in range(WARP_ROWS // ROWS_PER_STEP):
+                _store(c, keys, target, _at(c, step), [Int32(0)] * 4)
+
+
+def _write_partial(c: EpilogueContext, keys: Keys, place: int, values: list[Float32]) -> None:
+    """Write the sums of a part of a group. place: 0 is dV, 1 is dK."""
+    tile = c.mPartial[keys.batch, keys.head, Int64(keys.tile), None].iterator + place * DQ_ACCUMULATOR_TILE
+    address = (tile + c.owner * (WARPGROUP_ROWS * HEAD_DIM) + c.thread * 4).toint()
+    for group in range(len(values) // 4):
+        store_vector("global", address + group * (16 * WARPGROUP_THREADS), values[4 * group : 4 * group + 4])
+
+
+@cute.jit
+def _write_rows(c: EpilogueContext, keys: Keys, stage: Int32, of: tuple):
+    """Write dV, then dK times softmax_scale, each rounded once to 16 bits."""
+    dv, dk = of
     for place, (values, scale) in enumerate(((dv, None), (dk, c.softmax_scale))):
         numbers = [values[i] if scale is None else values[i] * scale for i in range(cute.size(values))]
         _stage(c, _buffer(c, stage, place), packed_pairs(numbers, c.plan.dtype))
@@ -57,14 +97,6 @@ def epilogue(c: EpilogueContext, keys: Keys, of: tuple):
             address = _buffer(c, stage, place) + row * ROW_BYTES + (vector ^ (row % 8)) * 16
             _store(c, keys, target, (row, vector), load_words(address))
     cute.arch.sync_warp()
-
-
-@cute.jit
-def write_zeros(c: EpilogueContext, keys: Keys):
-    """Write the dK and dV of a tile that no query row sees."""
-    for target in (c.mdV, c.mdK):
-        for step in range(WARP_ROWS // ROWS_PER_STEP):
-            _store(c, keys, target, _at(c, step), [Int32(0)] * 4)
 
 
 def _at(c: EpilogueContext, step: int) -> tuple[Int32, Int32]:

@@ -14,8 +14,8 @@ from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.context import LoadContext
 from undertow.kernels.sm90.plan import ITEM_PIPELINES
+from undertow.kernels.sm90.work import Share
 from undertow.kernels.sm100.bind import rows_layout
-from undertow.kernels.sm100.work import Work
 from undertow.plan.steps import Copy, Wait
 
 FIRST_TILES = 4  # of an item, that are prefetched
@@ -51,24 +51,24 @@ def load(c: LoadContext):
 
 
 @cute.jit
-def _prefetch(c: LoadContext, work: Work):
+def _prefetch(c: LoadContext, work: Share):
     """Have the first tiles of the next item in L2 when they are wanted: nobody may have read them yet."""
     if work.trips > 0:
         for tensor_map, region in ((c.maps.k, "sK"), (c.maps.v, "sV")):
-            _prefetch_rows(c, work, (tensor_map, region), (work.kv_head, work.kv_tile))
+            _prefetch_rows(c, work, (tensor_map, region), (work.key_head, work.kv_tile))
         end = cutlass.min(work.first_tile + FIRST_TILES, work.end_tile)
         for tile in cutlass.range(work.first_tile, end, unroll=1):
             for tensor_map, region in ((c.maps.q, "sQ"), (c.maps.do, "sdO")):
                 _prefetch_rows(c, work, (tensor_map, region), (work.query_head(Int32(0)), tile))
 
 
-def _prefetch_rows(c: LoadContext, work: Work, what: tuple, place: tuple) -> None:
+def _prefetch_rows(c: LoadContext, work: Share, what: tuple, place: tuple) -> None:
     """Have a TMA box in L2. what: tensor map and region. place: head and tile."""
     _, coordinates = _box(c, work, (*what, c.smem.pointer(what[1])), place)
     cute.prefetch(what[0], coordinates)
 
 
-def _load_trip(c: LoadContext, work: Work, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32]) -> None:
+def _load_trip(c: LoadContext, work: Share, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32]) -> None:
     """Copy one query tile. at: its number, and that of its item if it is the first of it. query: head and tile."""
     trip, item = at
     expected = {}
@@ -88,23 +88,23 @@ def _load_trip(c: LoadContext, work: Work, at: tuple[Int32, Int32 | None], query
             _copy(c, work, (step.region, target), query, expected[step.pipeline])
 
 
-def _copy(c: LoadContext, work: Work, to: tuple, query: tuple[Int32, Int32], barrier: cute.Pointer) -> None:
+def _copy(c: LoadContext, work: Share, to: tuple, query: tuple[Int32, Int32], barrier: cute.Pointer) -> None:
     """Start the copy of a tile of rows, or of its row terms, that completes `barrier`. to: region and address."""
     maps = {"sQ": c.maps.q, "sK": c.maps.k, "sV": c.maps.v, "sdO": c.maps.do}
-    place = (work.kv_head, work.kv_tile) if to[0] in ("sK", "sV") else (work.query_head(query[0]), query[1])
+    place = (work.key_head, work.kv_tile) if to[0] in ("sK", "sV") else (work.query_head(query[0]), query[1])
     if to[0] in maps:
         _copy_rows(c, work, (maps[to[0]], *to), place, barrier)
     else:
         _copy_row_terms(c, work, to, place, barrier)
 
 
-def _copy_rows(c: LoadContext, work: Work, what: tuple, place: tuple, barrier: cute.Pointer) -> None:
+def _copy_rows(c: LoadContext, work: Share, what: tuple, place: tuple, barrier: cute.Pointer) -> None:
     """One TMA box: all rows of a tile of one head. place: head and tile."""
     shared, coordinates = _box(c, work, what, place)
     cute.copy(what[0], coordinates, shared, tma_bar_ptr=barrier)
 
 
-def _box(c: LoadContext, work: Work, what: tuple, place: tuple) -> tuple[cute.Tensor, cute.Tensor]:
+def _box(c: LoadContext, work: Share, what: tuple, place: tuple) -> tuple[cute.Tensor, cute.Tensor]:
     """Where the box of a tile of rows goes, and its coordinates. what: tensor map, region and address."""
     (tensor_map, region, pointer), (head, tile) = what, place
     rows, columns = c.plan.smem_region(region).rows, c.plan.smem_region(region).columns
@@ -120,7 +120,7 @@ def _box(c: LoadContext, work: Work, what: tuple, place: tuple) -> tuple[cute.Te
     )
 
 
-def _copy_row_terms(c: LoadContext, work: Work, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
+def _copy_row_terms(c: LoadContext, work: Share, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
     """One bulk copy of the terms of all rows of a query tile, by one elected lane."""
     (region, pointer), (head, tile) = to, place
     of = c.plan.smem_region(region)

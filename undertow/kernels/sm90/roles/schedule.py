@@ -15,14 +15,13 @@ from cutlass import Int32
 from undertow.kernels.sm90.context import ScheduleContext
 from undertow.kernels.sm90.plan import ITEM_AHEAD, ITEM_PIPELINES, ITEM_STAGES
 from undertow.kernels.sm90.work import EXISTS, described, words_of
-from undertow.kernels.sm100.work import kv_tiles, work_of
+from undertow.kernels.sm100.work import Work, grid_of, work_of
 
 
 @cute.jit
 def schedule(c: ScheduleContext):
     """Claim items until there are none, or as many as the CTA may have; then say that there are no more."""
-    batches, seqlen_k, kv_heads, _ = c.mdK.shape
-    total = kv_tiles(c.plan, seqlen_k, c.packings) * kv_heads * batches
+    total = grid_of(c.plan, c.scalars, c.extents, c.packings).num_ctas
     item, exists = Int32(0), Int32(1)
     while exists > 0:
         for name in ITEM_PIPELINES:
@@ -30,10 +29,10 @@ def schedule(c: ScheduleContext):
         number = _claim(c) if item < c.scalars.most_items else total
         exists = Int32(number < total)
         if exists > 0:
-            work = work_of(c.plan, c.scalars, c.mdK, c.query_heads, c.packings, number)
-            _write(c, item, described(work), Int32(1))
+            work = work_of(c.plan, c.scalars, c.extents, c.query_heads, c.packings, number)
+            _write(c, item, (described(work), _of_keys(c, work, number)), Int32(1))
         else:
-            _write(c, item, [], Int32(0))
+            _write(c, item, ([], []), Int32(0))
         cute.arch.sync_warp()
         for name in ITEM_PIPELINES:
             c.channels[name].arrive("full", item)
@@ -49,11 +48,22 @@ def _claim(c: ScheduleContext) -> Int32:
     return cute.arch.shuffle_sync(number, 0)
 
 
+def _of_keys(c: ScheduleContext, work: Work, number: Int32) -> list:
+    """The words of `work.KEY_WORDS`; a tile's number in its sequence is not that in the workspace."""
+    if not c.plan.attention.split:
+        return []
+    place = grid_of(c.plan, c.scalars, c.extents, c.packings).place(number)
+    return [work.kv_head // c.scalars.parts, place.kv_tile]
+
+
 @cute.jit
-def _write(c: ScheduleContext, item: Int32, words: list, exists: Int32):
-    """By one lane."""
+def _write(c: ScheduleContext, item: Int32, words: tuple[list, list], exists: Int32):
+    """By one lane. words: those before the one that says so, and those behind it."""
     if cute.arch.lane_idx() == 0:
         of_item = words_of(c.smem, item)
-        for index, word in enumerate(words):
+        before, behind = words
+        for index, word in enumerate(before):
             of_item[index] = word
         of_item[EXISTS] = exists
+        for index, word in enumerate(behind):
+            of_item[EXISTS + 1 + index] = word
