@@ -1,4 +1,4 @@
-"""The three launches of one backward pass as a case: NumPy arrays and PTX, nothing of torch."""
+"""The launches of one backward pass as a case: NumPy arrays and PTX, nothing of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from undertow.kernels.compile import CompiledKernel
 from undertow.plan.description import Launch, Pointer, Tensor, TensorMap
 from undertow.plan.schema import Plan
 
-NAMES = ("preprocess", "main", "postprocess")
+NAMES = ("preprocess", "main", "combine", "postprocess")  # combine only where groups of query heads are split
 
 
 def backward_case(plan: Plan, shape: Shape, seed: int = 0, arch: str = "sm100") -> tuple[Kernel, ...]:
@@ -50,7 +50,12 @@ def _kernels(described: list[tuple[CompiledKernel, Launch]]) -> tuple[Kernel, ..
 
 def main_case(plan: Plan, shape: Shape, seed: int = 0, arch: str = "sm100") -> Kernel:
     """The main kernel alone, on what the preprocess kernel has left."""
-    preprocess, main, _ = backward_case(plan, shape, seed, arch)
+    return main_of(backward_case(plan, shape, seed, arch))
+
+
+def main_of(kernels: tuple[Kernel, ...]) -> Kernel:
+    """The main kernel of a backward pass, on what the preprocess kernel has left."""
+    preprocess, main, *_ = kernels
     emulator.launch(preprocess.ptx, preprocess.launch, emulator.Options(backend="numpy"))
     return main
 

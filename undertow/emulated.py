@@ -19,6 +19,7 @@ from undertow.reference import Gradients, Scoring
 
 DEFAULT_OPTIONS = emulator.Options()
 KERNELS = ("preprocess", "main", "postprocess")  # in launch order
+COMBINE = "combine"  # behind the main one, where groups of query heads are split
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class EmulatedBackward:
     """Gradients of one emulated backward pass, and what the emulator counted on the way.
 
     scoring, settings: the attention, as the reference and as the launches say it. dsink: gradient of the sink, if there
-    is one. results: one emulator result per kernel of KERNELS that was launched. run_seconds: executing instructions;
+    is one. results: one emulator result per kernel that was launched. run_seconds: executing instructions;
     compile_seconds: all the rest, which is compiling the kernels, decoding their PTX and building the emulator's back
     end, less what is cached.
     """
@@ -114,11 +115,11 @@ def execute(
     settings: Settings,
     options: emulator.Options = DEFAULT_OPTIONS,
 ) -> dict[str, emulator.Result]:
-    """Run the kernels on `tensors`, in place; results by the names in KERNELS, of those that were launched.
+    """Run the kernels on `tensors`, in place; results by the names in KERNELS, or `combine`, of those that were launched.
 
     Raises: LaunchInputError, EmulatorError.
     """
-    names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess), KERNELS))
+    names = dict(zip((compiled.preprocess, compiled.main, compiled.postprocess, compiled.combine), (*KERNELS, COMBINE)))
     return {
         names[kernel]: emulator.launch(program(kernel.ptx, kernel.entry), launch, options)
         for kernel, launch in launches(compiled, tensors, settings)

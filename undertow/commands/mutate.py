@@ -9,8 +9,8 @@ from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
 from undertow.commands.targets import add_schedule, add_target, own_kernel, settings_of, shape_of
 from undertow.emulator import EmulatorError
-from undertow.inputs import InputError
-from undertow.kernels.backward import plan_named, schedules_of
+from undertow.inputs import InputError, random_batch
+from undertow.kernels.backward import schedules_of
 from undertow.kernels.sm100.launch import LaunchInputError
 from undertow.mutate import BY_RESULT, BY_RULE, FOLDER, Report, Row, mutate, read_reasons, reasons_for
 from undertow.mutate.sites import KINDS
@@ -69,10 +69,11 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def _main_kernel(arguments: argparse.Namespace, schedule: str, progress: Progress) -> Kernel:
-    from undertow.backward_case import main_case
+    from undertow.backward_case import batch_case, main_of
 
     progress.step(f"compiling {schedule}")
-    return main_case(plan_named(arguments.arch, schedule), shape_of(arguments), arguments.seed or 0, arguments.arch)
+    batch = random_batch(shape_of(arguments), arguments.seed or 0)
+    return main_of(batch_case(batch, schedule, arch=arguments.arch))
 
 
 def outcome(report: Report, name: str) -> Outcome:

@@ -85,9 +85,10 @@ DEFAULT = Settings()
 
 @dataclass(frozen=True)
 class CompiledBackward:
-    """The three kernels of one plan, in launch order.
+    """The kernels of one plan.
 
-    rows: what the first and the last are compiled for. arch: the architecture, as `kernels.backward` names it.
+    rows: what the first and the last are compiled for. arch: the architecture, as `kernels.backward` names it. combine:
+    runs behind `main` where that splits groups.
     """
 
     plan: Plan
@@ -96,6 +97,7 @@ class CompiledBackward:
     main: CompiledKernel
     postprocess: CompiledKernel
     arch: str = "sm100"
+    combine: CompiledKernel | None = None
 
 
 def attention_of(settings: Settings, tensors: BackwardTensors) -> Attention:

@@ -1,17 +1,19 @@
-"""Host side of the SM90 backward pass: compile the three kernels, describe their launches on given tensors.
+"""Host side of the SM90 backward pass: compile the kernels, describe their launches on given tensors.
 
 As `sm100.launch`, whose settings and tensors these are; only what lies between the kernels differs.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from undertow.kernels.compile import CompiledKernel, compile_kernel
+from undertow.kernels.sm90.parts import parts_of
 from undertow.kernels.sm90.plan import plan as plan_of
-from undertow.kernels.sm90.tensors import Workspaces, allocate_workspaces, check_scale
+from undertow.kernels.sm90.tensors import Workspaces, allocate_partial, allocate_workspaces, check_scale
 from undertow.kernels.sm100 import launch as sm100
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
 from undertow.kernels.sm100.launch import (
@@ -21,7 +23,6 @@ from undertow.kernels.sm100.launch import (
     Settings,
     attention_of,
     average_rows,
-    check_variant,
     in_order,
     postprocess_launch,
     row_variant_of,
@@ -36,6 +37,7 @@ from undertow.plan.schema import DType, Plan, PlanError
 
 ARCH, TARGET = "sm90", "sm_90a"
 EMULATED_MULTIPROCESSORS = 2
+CTAS = 8  # place of their number among those of `work.LaunchScalars`
 SCHEDULES = ("pingpong",)
 L2_BYTES = 18 * 2**20  # of the query side of a bundle, of the 50 MB of an H200: with more, CTAs wait for memory
 WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
@@ -59,8 +61,19 @@ def compile_for(schedule: str | None, tensors: BackwardTensors, settings: Settin
 
     Raises: LaunchInputError for a schedule, element type or option without kernels; CompileError.
     """
-    plan = planned(schedule, dtype_of(tensors), attention_of(settings, tensors))
+    plan = planned(schedule, dtype_of(tensors), asked_attention(settings, tensors))
     return compile_backward(plan, row_variant_of(settings, tensors))
+
+
+def asked_attention(settings: Settings, tensors: BackwardTensors) -> Attention:
+    """The variant of attention that a call asks for; large groups are split."""
+    attention = attention_of(settings, tensors)
+    return replace(attention, split=parts_for(attention, tensors) > 1)
+
+
+def parts_for(attention: Attention, tensors: BackwardTensors) -> int:
+    """Parts of every group of a call. attention: of its kernels, whether they split groups or not."""
+    return parts_of(attention, tensors.q.shape[-2] // tensors.k.shape[-2], average_rows(tensors))
 
 
 def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
@@ -70,10 +83,12 @@ def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
     """
 
     def built(module: str) -> Any:
-        from undertow.kernels.sm90 import kernel, postprocess, preprocess
+        from undertow.kernels.sm90 import combine, kernel, postprocess, preprocess
 
         if module == "main":
             return kernel.build(plan)
+        if module == "combine":
+            return combine.build(plan.dtype, rows.packed)
         return {"preprocess": preprocess, "postprocess": postprocess}[module].build(plan.dtype, rows)
 
     before, after = (
@@ -81,7 +96,10 @@ def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
         for name in ("preprocess", "postprocess")
     )
     main = compile_kernel(f"backward-{ARCH}-{plan.name}", plan, lambda: built("main"), TARGET, plan.events)
-    return CompiledBackward(plan, rows, before, main, after, ARCH)
+    combine = None
+    if plan.attention.split:
+        combine = compile_kernel(f"combine-{ARCH}", (plan.dtype, rows.packed), lambda: built("combine"), TARGET)
+    return CompiledBackward(plan, rows, before, main, after, ARCH, combine)
 
 
 def launches(
@@ -94,19 +112,37 @@ def launches(
 
     The main kernel's are for an emulator: few CTAs, so that those of small problems have several items.
 
+    Args:
+        settings: scale and mask; the kernels must be compiled for them, with split groups or without.
+        workspaces: buffers to use; made here if None. If they have `partial`, groups have as many parts as fit there.
     Raises:
         LaunchInputError: before anything is launched, when a kernel could not take a tensor or a number as it is.
     """
     check_variant(compiled, tensors, settings)
     check_scale(settings, compiled.plan.dtype)
     work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
-    return in_order(
+    if compiled.plan.attention.split and work.partial is None:
+        work = replace(work, partial=allocate_partial(tensors, parts_for(compiled.plan.attention, tensors)))
+    described = in_order(
         compiled,
         tensors,
         lambda: preprocess_launch(compiled.preprocess, tensors, work, settings),
         lambda: main_launch(compiled, tensors, work, settings),
         lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
     )
+    if compiled.combine is not None and tensors.k.numel():
+        place = 1 + [kernel for kernel, _ in described].index(compiled.main)
+        described.insert(place, (compiled.combine, combine_launch(compiled.combine, tensors, work, settings.scale)))
+    return described
+
+
+def check_variant(compiled: CompiledBackward, tensors: BackwardTensors, settings: Settings) -> None:
+    """As `sm100.launch.check_variant`; kernels of either kind, with split groups or without, take any group.
+
+    Raises: LaunchInputError.
+    """
+    attention = replace(compiled.plan.attention, split=False)
+    sm100.check_variant(replace(compiled, plan=replace(compiled.plan, attention=attention)), tensors, settings)
 
 
 def lse_factor(settings: Settings) -> float:
@@ -139,35 +175,43 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
 
 
 def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, multiprocessors: int) -> tuple:
-    """The run-time numbers of a call, in the order of `work.LaunchScalars`: a CTA for each multiprocessor.
+    """The run-time numbers of a call, in the order of `work.SplitScalars`: a CTA for each multiprocessor.
 
     Also in deterministic mode, where an item waits for those with smaller numbers. Measured: a CTA for each item takes
     4% longer (dense, 8k) to 34% (causal, 512), since it begins and ends for one tile (`results/hopper/cycles.jsonl`).
     """
-    items = num_items(tensors)
-    return *scalars_of(attention, tensors, settings), min(items, multiprocessors), items
+    parts = parts_for(attention, tensors) if attention.split else 1
+    items = num_items(tensors, parts)
+    others = scalars_of(attention, tensors, settings, parts)
+    return *others, min(items, multiprocessors), items, *([parts] if attention.split else [])
 
 
-def emulated_numbers(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple:
-    """The same for an emulator, which runs one CTA as far as it gets: each may claim a fair part of the items."""
-    *others, ctas, items = numbers(attention, tensors, settings, EMULATED_MULTIPROCESSORS)
-    return *others, ctas, -(-items // max(1, ctas))
+def emulated_numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, parts: int | None) -> tuple:
+    """The same for an emulator, which runs one CTA as far as it gets: each may claim a fair part of the items.
+
+    parts: of a group, None where groups are whole.
+    """
+    items = num_items(tensors, parts or 1)
+    ctas = min(items, EMULATED_MULTIPROCESSORS)
+    others = scalars_of(attention, tensors, settings, parts or 1)
+    return *others, ctas, -(-items // max(1, ctas)), *([] if parts is None else [parts])
 
 
-def num_items(tensors: BackwardTensors) -> int:
-    """Key/value tiles of a launch."""
+def num_items(tensors: BackwardTensors, parts: int = 1) -> int:
+    """Key/value tiles of a launch, each as often as a group has parts."""
     batch, _, kv_heads, _ = tensors.batched.k.shape
-    return Grid(kv_tiles(tensors), kv_heads, batch).num_ctas
+    return Grid(kv_tiles(tensors), kv_heads * parts, batch).num_ctas
 
 
 def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
     """Describe the launch that writes dk and dv and adds up the dQ accumulator."""
     plan, given = compiled.plan, tensors.batched
-    *others, ctas, most_items = emulated_numbers(plan.attention, tensors, settings)
+    parts = None if work.partial is None else work.partial.shape[1] // given.k.shape[2]
+    given_numbers = emulated_numbers(plan.attention, tensors, settings, parts if plan.attention.split else None)
     loads = {"sQ": "q", "sK": "k", "sV": "v", "sdO": "dout"}
     return Launch(
         kernel=compiled.main.entry,
-        grid=(ctas, 1, 1),
+        grid=(given_numbers[CTAS], 1, 1),
         block=(plan.num_threads, 1, 1),
         dynamic_smem=plan.smem_bytes,
         labels=PlanLabels(plan),
@@ -177,31 +221,55 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             tiles(work.dq_accumulator, "dQ accumulator"),
             Tensor(work.claims, dims=(), name="claims"),
             *([] if work.turns is None else [scalars(work.turns, "turns")]),
+            *([tiles(work.partial, "partial dV and dK")] if plan.attention.split and work.partial is not None else []),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
-            *others,
-            ctas,
-            most_items,
+            *given_numbers,
             *packing(given, "q"),
             *packing(given, "k"),
         ),
     )
 
 
-def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Settings) -> tuple[int | float, ...]:
-    """The run-time numbers of a call, in the order of `work.Scalars`."""
-    return sm100.scalars_of(attention, tensors, settings, bundle_of(attention, tensors))
+def combine_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, scale: float) -> Launch:
+    """Describe the launch that adds up the parts of every group in `work`."""
+    assert work.partial is not None
+    given = tensors.batched
+    batch, _, kv_heads, _ = given.k.shape
+    _, virtual_heads, count, _ = work.partial.shape
+    return Launch(
+        kernel=kernel.entry,
+        grid=(count * kv_heads * batch, 2, 1),
+        block=(ROW_KERNEL_THREADS, 1, 1),
+        params=(
+            tiles(work.partial, "partial dV and dK"),
+            rows(given.dk, "dk"),
+            rows(given.dv, "dv"),
+            *packing(given, "k"),
+            virtual_heads // kv_heads,
+            scale,
+        ),
+    )
 
 
-def bundle_of(attention: Attention, tensors: BackwardTensors) -> int:
+def scalars_of(
+    attention: Attention, tensors: BackwardTensors, settings: Settings, parts: int = 1
+) -> tuple[int | float, ...]:
+    """The run-time numbers of a call, in the order of `work.Scalars`. parts: of every group."""
+    return sm100.scalars_of(attention, tensors, settings, bundle_of(attention, tensors, parts))
+
+
+def bundle_of(attention: Attention, tensors: BackwardTensors, parts: int = 1) -> int:
     """Key/value heads to a bundle, under every mask: those whose query side fits in L2, and at least a wave of CTAs.
+
+    parts: of every group; each counts as a key/value head here.
 
     Interleaved heads matter most in deterministic mode without a mask: all CTAs of a head visit the query tiles in one
     order, one behind the other, and a CTA that starts when the first of a head ends should take the place of that one
     in another head, not the next place in a queue. There a wave does not matter: query heads of a group, which fill
     the bundle, make the queue that much longer.
     """
-    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2]
+    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2] * parts
     fitting = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads, L2_BYTES)
     if attention.deterministic:
         return fitting
