@@ -4,11 +4,12 @@
     python hopper_measure.py FOLDER cycles PAIR...   the main kernels alone, by Nsight Compute (ncu)
     python hopper_measure.py FOLDER times PAIR...    whole backward passes, interleaved and sustained
 
-A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of BENCH: 65536 tokens in sequences of 8192,
-or of another length that the name ends with, as in `dense2k`.
+A pair is `library@shape`, such as `causal@gqacausal`; the shapes are those of `hopper_shapes`: 65536 tokens in
+sequences of 8192, or of another length that the name ends with, as in `dense2k`. A library that splits groups may be
+told in how many parts: `causal_split:8@mqacausal`.
 
-Needs torch, apache-tvm-ffi and the DSL's runtime library, whose path UNDERTOW_DSL_RUNTIME gives; nothing of this
-repository. One JSON record a line goes to standard output.
+Needs torch, apache-tvm-ffi and the DSL's runtime library, whose path UNDERTOW_DSL_RUNTIME gives; of this repository
+`hopper_shapes.py` alone. One JSON record a line goes to standard output.
 """
 
 from __future__ import annotations
@@ -24,75 +25,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from hopper_shapes import BENCH, CHECKS, HEAD_DIM, Shape
 
-HEAD_DIM, TILE = 64, 128
+TILE = 128
 L2_BYTES, ROW_BYTES, WAVE = 18 * 2**20, 520, 128  # as sm90.launch bundles heads
+MOST_HEADS, MOST_ROWS = 8, 2**16  # as sm90.parts divides groups
 LOG2_E = math.log2(math.e)
 FOLDER = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path()
-
-
-@dataclass(frozen=True)
-class Shape:
-    """One problem; window as in `undertow.plan.tiles.band`, lengths of packed sequences instead of a batch.
-
-    extras: each head has a sink, and a gradient flows into LSE.
-    """
-
-    batch: int
-    seqlen: int
-    heads: int
-    kv_heads: int
-    causal: bool = False
-    window: tuple[int | None, int | None] = (None, None)
-    dtype: torch.dtype = torch.bfloat16
-    lengths: tuple[int, ...] = ()
-    extras: bool = False
-
-    @property
-    def band(self) -> tuple[int | None, int | None]:
-        left, right = self.window
-        return left, 0 if self.causal else right
-
-    @property
-    def flops(self) -> float:
-        """Of a backward pass: 2.5 times the two GEMMs of the forward pass, half of it under a causal mask."""
-        return 2.5 * 4 * self.batch * self.heads * self.seqlen**2 * HEAD_DIM * (0.5 if self.causal else 1)
-
-
-LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "4k": 4096, "32k": 32768}
-TOKENS = 2**16
-BENCH = {
-    name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
-    for suffix, seqlen in LENGTHS.items()
-    for name, (kv_heads, causal) in {
-        "dense": (32, False),
-        "causal": (32, True),
-        "gqa": (8, False),
-        "gqacausal": (8, True),
-        "mqa": (1, False),
-        "mqacausal": (1, True),
-    }.items()
-}
-CHECKS = {  # name of the library, and what it is tried on
-    "dense": [Shape(1, 128, 1, 1), Shape(1, 300, 2, 1), Shape(2, 1024, 8, 2), BENCH["dense"], BENCH["gqa"]],
-    "causal": [Shape(1, 128, 1, 1, True), Shape(1, 333, 2, 1, True), BENCH["causal"], BENCH["gqacausal"]],
-    "window": [Shape(1, 1000, 4, 2, window=(200, 100)), Shape(1, 2048, 2, 2, window=(256, 0))],
-    "left": [Shape(1, 1000, 4, 2, window=(300, None))],
-    "causal_packed": [Shape(1, 1290, 4, 2, True, lengths=(128, 1, 700, 61, 400))],
-    "dense_f16": [Shape(1, 300, 2, 1, dtype=torch.float16), Shape(2, 1024, 8, 2, dtype=torch.float16)],
-    "causal_f16": [Shape(1, 333, 2, 1, True, dtype=torch.float16)],
-    "dense_sink_dlse": [Shape(2, 1000, 8, 2, extras=True)],
-    "dense_deterministic": [Shape(4, 2048, 16, 16), Shape(2, 1000, 8, 2), BENCH["dense"], BENCH["gqa"]],
-    "causal_deterministic": [Shape(4, 2048, 16, 16, True), Shape(2, 1000, 8, 2, True), BENCH["causal"]],
-    "window_deterministic": [Shape(2, 2048, 8, 2, window=(500, 100)), Shape(2, 2048, 8, 8, window=(256, 0))],
-    "causal_packed_deterministic": [Shape(1, 2890, 8, 2, True, lengths=(128, 1, 700, 61, 2000))],
-    "dense_packed_deterministic": [Shape(1, 2890, 8, 2, lengths=(128, 1, 700, 61, 2000))],
-}
 
 
 @functools.cache
@@ -129,6 +72,8 @@ class Case:
         packed = bool(shape.lengths)
         self.tiles = shape.seqlen // TILE + len(shape.lengths) + 1 if packed else -(-shape.seqlen // TILE)
         floats = shape.batch * shape.heads * self.tiles * (TILE * HEAD_DIM + 8 * TILE + 10) + 4  # as sm90.call
+        if self.group > 1:  # partial sums, if groups have as many parts as query heads
+            floats += shape.batch * shape.heads * self.tiles * 2 * TILE * HEAD_DIM
         self.workspace = torch.empty(floats, device="cuda")
 
     def _forward(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,22 +112,37 @@ class Case:
             lse = torch.logaddexp(lse, self.sink[head].double())
         return torch.exp(scores - lse[:, None]), lse
 
-    def bundle(self, deterministic: bool) -> int:
-        """Heads to a bundle, as sm90.launch says."""
-        shape = self.shape
-        average = shape.seqlen // max(1, len(shape.lengths))
-        fitting = max(1, min(shape.kv_heads, L2_BYTES // (average * self.group * ROW_BYTES)))
-        return fitting if deterministic else max(fitting, min(shape.kv_heads, -(-WAVE // self.tiles)))
+    @property
+    def average(self) -> int:
+        return self.shape.seqlen // max(1, len(self.shape.lengths))
 
-    def ours(self, deterministic: bool = False) -> tuple[Any, ...]:
-        """The arguments of one of our calls, as sm90.call nests them."""
-        shape = self.shape
+    def parts(self, name: str) -> int:
+        """Parts of a group for a library, as sm90.parts says unless its name does."""
+        if "split" not in name or ":" in name:
+            return int(name.partition(":")[2] or 1)
+        items, masked = self.shape.batch * self.tiles * self.shape.kv_heads, self.shape.band != (None, None)
+        for parts in (n for n in range(1, self.group + 1) if self.group % n == 0):
+            heads = self.group // parts
+            filling = (heads <= MOST_HEADS or not masked) and items * parts >= WAVE
+            if heads * self.average <= MOST_ROWS and (self.group <= MOST_HEADS or filling):
+                return parts
+        return self.group
+
+    def bundle(self, parts: int, deterministic: bool) -> int:
+        """Heads to a bundle, as sm90.launch says."""
+        kv_heads, group = self.shape.kv_heads * parts, self.group // parts
+        fitting = max(1, min(kv_heads, L2_BYTES // (self.average * group * ROW_BYTES)))
+        return fitting if deterministic else max(fitting, min(kv_heads, -(-WAVE // self.tiles)))
+
+    def ours(self, name: str) -> tuple[Any, ...]:
+        """The arguments of a call of one of our libraries, as sm90.call nests them."""
+        shape, parts = self.shape, self.parts(name)
         left, right = shape.band
-        numbers = (shape.seqlen, left or 0, right or 0, self.bundle(deterministic))
+        numbers = (shape.seqlen, left or 0, right or 0, self.bundle(parts, "deterministic" in name))
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
-        items = shape.batch * self.tiles * shape.kv_heads
+        items = shape.batch * self.tiles * shape.kv_heads * parts
         processors = torch.cuda.get_device_properties(0).multi_processor_count
-        numbers += (min(items, processors), items)
+        numbers += (min(items, processors), items, *([parts] if "split" in name else []))
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
         writes = [self.dq, self.dk, self.dv]
         packings = None
@@ -222,7 +182,7 @@ class Case:
         if name.startswith("fa4"):
             self.peers(name)
         else:
-            function(name)(*self.ours("deterministic" in name))
+            function(name.partition(":")[0])(*self.ours(name))
 
     def errors(self, places: list[tuple[int, int]]) -> Iterator[tuple[str, float, float]]:
         """Relative Frobenius errors of dq, dk and dv, and those of an ideal 16-bit pipeline, the worst of `places`."""

@@ -98,8 +98,11 @@ def warm_up(arch: str, like: BackwardTensors, settings: Settings = DEFAULT, sche
     """
     if like.q.device.type != "cuda":
         raise LaunchInputError(f"q is on {like.q.device}: must be on a CUDA device")
+    row, tensors = architecture(arch), small(like)
     with torch.cuda.device(like.q.device.index):
-        backward(arch, small(like), settings, schedule)
+        _checked(row, tensors, settings, schedule)
+        variant = row.call.variant_of(schedule, like, settings)  # sizes may choose it: small ones might another
+        _launch_on(like.q.device.index, _plan_for(row, variant, tensors, settings), tensors)
         torch.cuda.synchronize()
 
 
@@ -149,7 +152,7 @@ def properties(index: int) -> Device:
 
 
 def small(like: BackwardTensors) -> BackwardTensors:
-    """Tensors of one query row and one key that ask for the same variant; results that do not matter."""
+    """Tensors of one query row and one key for the kernels of `like`; results that do not matter."""
     packed = like.sequences is not None
     query, key = ((1, 1, 64), (1, 1, 64)) if packed else ((1, 1, 1, 64), (1, 1, 1, 64))
 
@@ -190,7 +193,10 @@ def _checked(arch: Architecture, tensors: BackwardTensors, settings: Settings, s
 
 
 def _planned(arch: Architecture, tensors: BackwardTensors, settings: Settings, schedule: str | None) -> LaunchPlan:
-    variant = _checked(arch, tensors, settings, schedule)
+    return _plan_for(arch, _checked(arch, tensors, settings, schedule), tensors, settings)
+
+
+def _plan_for(arch: Architecture, variant: Any, tensors: BackwardTensors, settings: Settings) -> LaunchPlan:
     if not objects.is_loaded(arch, variant):
         _refuse_capture(variant)
     loaded, call = objects.load(arch, variant), arch.call

@@ -23,7 +23,7 @@ def row_terms_argument(dtype: DType) -> Any:
 
 
 def partial_argument() -> Any:
-    """Return the (batch, kv_heads * parts, tiles, 16384) fp32 sums of parts of groups: of a tile of keys dV, then dK."""
+    """Return the (batch, kv_heads * parts, tiles, 16384) fp32 sums of parts of groups: dV, then dK of a key tile."""
     size = 2 * DQ_ACCUMULATOR_TILE
     shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), size)
     stride = (cute.sym_int64(divisibility=4), cute.sym_int64(divisibility=4), size, 1)

@@ -34,9 +34,7 @@ def set_name() -> None:
 
 
 @cute.jit
-def combine(
-    mPartial: cute.Tensor, outputs: Outputs, packing: Packing | None, parts: Int32, softmax_scale: Float32
-):
+def combine(mPartial: cute.Tensor, outputs: Outputs, packing: Packing | None, parts: Int32, softmax_scale: Float32):
     """Launch two CTAs per tile of keys, on the default stream."""
     combine_on((mPartial, outputs), packing, parts, softmax_scale, ())
 

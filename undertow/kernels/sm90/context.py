@@ -109,7 +109,7 @@ class ReduceContext:
 
 @dataclass(frozen=True)
 class ScheduleContext:
-    """Numbers in, items out. extents: as of `sm100.work.work_of`. mClaims: (1) i32, items claimed so far."""
+    """Numbers in, items out. extents: batches, rows, heads of the keys. mClaims: (1) i32, items claimed so far."""
 
     plan: cutlass.Constexpr
     channels: Channels

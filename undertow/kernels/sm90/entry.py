@@ -13,7 +13,7 @@ from undertow.kernels.sm90 import combine, kernel, postprocess, preprocess
 from undertow.kernels.sm90.call import Variant
 from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M, WARPGROUPS
 from undertow.kernels.sm90.tensors import CLAIMS
-from undertow.kernels.sm90.work import LaunchScalars, any_scalars
+from undertow.kernels.sm90.work import LaunchScalars, SplitScalars, any_scalars
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES, VECTOR_BYTES
 from undertow.kernels.sm100.entry import Reads, Writes, arguments, batched, buffer, query_side, query_tiles, tiles_of
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
@@ -36,7 +36,7 @@ def backward_pass(
     workspace: cute.Tensor,
     reads: Reads,
     writes: Writes,
-    scalars: LaunchScalars,
+    scalars: SplitScalars | LaunchScalars,
     stream: Any,
 ):
     """Launch the kernels. There must be a query row and a key."""

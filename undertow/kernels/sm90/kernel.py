@@ -145,14 +145,8 @@ def backward_kernel(
             )
         elif is_role(plan, "schedule", warp):
             heads, pipelines = buffers.mTerms.shape[1], channels(smem, "schedule")
-            of = (scalars, extents_of(plan, scalars, outputs.mdK), heads, packings, buffers.mClaims)
+            of = (scalars, outputs.mdK.shape[:3], heads, packings, buffers.mClaims)
             schedule(ScheduleContext(plan, pipelines, smem, *of))
-
-
-def extents_of(plan: Plan, scalars: LaunchScalars, mdK: cute.Tensor) -> tuple[Int32, Int32, Int32]:
-    """Batches, rows of the tensors of keys, and key/value heads, of which every part of a group has one."""
-    batches, seqlen_k, kv_heads, _ = mdK.shape
-    return batches, seqlen_k, kv_heads * scalars.parts if plan.attention.split else kv_heads
 
 
 @cute.jit

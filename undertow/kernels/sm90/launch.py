@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from undertow.kernels.compile import CompiledKernel, compile_kernel
-from undertow.kernels.sm90.parts import parts_of
+from undertow.kernels.sm90.parts import WAVE, parts_of
 from undertow.kernels.sm90.plan import plan as plan_of
 from undertow.kernels.sm90.tensors import Workspaces, allocate_partial, allocate_workspaces, check_scale
 from undertow.kernels.sm100 import launch as sm100
@@ -40,7 +40,6 @@ EMULATED_MULTIPROCESSORS = 2
 CTAS = 8  # place of their number among those of `work.LaunchScalars`
 SCHEDULES = ("pingpong",)
 L2_BYTES = 18 * 2**20  # of the query side of a bundle, of the 50 MB of an H200: with more, CTAs wait for memory
-WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
 
 
 def planned(schedule: str | None, dtype: DType, attention: Attention) -> Plan:
@@ -73,7 +72,8 @@ def asked_attention(settings: Settings, tensors: BackwardTensors) -> Attention:
 
 def parts_for(attention: Attention, tensors: BackwardTensors) -> int:
     """Parts of every group of a call. attention: of its kernels, whether they split groups or not."""
-    return parts_of(attention, tensors.q.shape[-2] // tensors.k.shape[-2], average_rows(tensors))
+    group = tensors.q.shape[-2] // tensors.k.shape[-2]
+    return parts_of(attention, group, average_rows(tensors), num_items(tensors))
 
 
 def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:

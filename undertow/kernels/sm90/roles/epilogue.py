@@ -20,7 +20,7 @@ from undertow.kernels.sm90.instructions import load_words, store_matrices
 from undertow.kernels.sm90.plan import HEAD_DIM, WARPGROUP_ROWS, WARPGROUP_THREADS
 from undertow.kernels.sm90.softmax import packed_pairs
 from undertow.kernels.sm90.work import Share
-from undertow.kernels.sm100.instructions import store_vector
+from undertow.kernels.sm100.instructions import opaque, store_vector
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.plan.schema import Plan
 
@@ -78,7 +78,8 @@ def write_zeros(c: EpilogueContext, keys: Keys):
 def _write_partial(c: EpilogueContext, keys: Keys, place: int, values: list[Float32]) -> None:
     """Write the sums of a part of a group. place: 0 is dV, 1 is dK."""
     tile = c.mPartial[keys.batch, keys.head, Int64(keys.tile), None].iterator + place * DQ_ACCUMULATOR_TILE
-    address = (tile + c.owner * (WARPGROUP_ROWS * HEAD_DIM) + c.thread * 4).toint()
+    owner, thread = opaque(c.owner), opaque(c.thread)  # no register keeps what is wanted once an item
+    address = (tile + owner * (WARPGROUP_ROWS * HEAD_DIM) + thread * 4).toint()
     for group in range(len(values) // 4):
         store_vector("global", address + group * (16 * WARPGROUP_THREADS), values[4 * group : 4 * group + 4])
 

@@ -9,19 +9,21 @@ claimed and not begun from holding up the turns after it.
 
 from __future__ import annotations
 
+import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
 from undertow.kernels.sm90.context import ScheduleContext
 from undertow.kernels.sm90.plan import ITEM_AHEAD, ITEM_PIPELINES, ITEM_STAGES
 from undertow.kernels.sm90.work import EXISTS, described, words_of
-from undertow.kernels.sm100.work import Work, grid_of, work_of
+from undertow.kernels.sm100.instructions import opaque
+from undertow.kernels.sm100.work import grid_of, work_of
 
 
 @cute.jit
 def schedule(c: ScheduleContext):
     """Claim items until there are none, or as many as the CTA may have; then say that there are no more."""
-    total = grid_of(c.plan, c.scalars, c.extents, c.packings).num_ctas
+    total = grid_of(c.plan, c.scalars, _extents(c), c.packings).num_ctas
     item, exists = Int32(0), Int32(1)
     while exists > 0:
         for name in ITEM_PIPELINES:
@@ -29,10 +31,12 @@ def schedule(c: ScheduleContext):
         number = _claim(c) if item < c.scalars.most_items else total
         exists = Int32(number < total)
         if exists > 0:
-            work = work_of(c.plan, c.scalars, c.extents, c.query_heads, c.packings, number)
-            _write(c, item, (described(work), _of_keys(c, work, number)), Int32(1))
+            if cutlass.const_expr(c.plan.attention.split):
+                _write_keys(c, item, number)
+            work = work_of(c.plan, c.scalars, _extents(c), c.query_heads, c.packings, number)
+            _write(c, item, described(work), Int32(1))
         else:
-            _write(c, item, ([], []), Int32(0))
+            _write(c, item, [], Int32(0))
         cute.arch.sync_warp()
         for name in ITEM_PIPELINES:
             c.channels[name].arrive("full", item)
@@ -48,22 +52,27 @@ def _claim(c: ScheduleContext) -> Int32:
     return cute.arch.shuffle_sync(number, 0)
 
 
-def _of_keys(c: ScheduleContext, work: Work, number: Int32) -> list:
-    """The words of `work.KEY_WORDS`; a tile's number in its sequence is not that in the workspace."""
-    if not c.plan.attention.split:
-        return []
-    place = grid_of(c.plan, c.scalars, c.extents, c.packings).place(number)
-    return [work.kv_head // c.scalars.parts, place.kv_tile]
+def _extents(c: ScheduleContext) -> tuple[Int32, Int32, Int32]:
+    """As `work_of` wants them: every part of a group is a key/value head. Nothing is kept in registers for it."""
+    batches, seqlen_k, kv_heads = c.extents
+    return batches, seqlen_k, kv_heads * opaque(c.scalars.parts) if c.plan.attention.split else kv_heads
 
 
 @cute.jit
-def _write(c: ScheduleContext, item: Int32, words: tuple[list, list], exists: Int32):
-    """By one lane. words: those before the one that says so, and those behind it."""
+def _write_keys(c: ScheduleContext, item: Int32, number: Int32):
+    """The words of `work.KEY_WORDS`, by one lane; early, because the warp has few registers for what comes next."""
+    place = grid_of(c.plan, c.scalars, _extents(c), c.packings).place(number)
     if cute.arch.lane_idx() == 0:
         of_item = words_of(c.smem, item)
-        before, behind = words
-        for index, word in enumerate(before):
+        for index, word in enumerate((place.kv_head // c.scalars.parts, place.kv_tile)):
+            of_item[EXISTS + 1 + index] = word
+
+
+@cute.jit
+def _write(c: ScheduleContext, item: Int32, words: list, exists: Int32):
+    """By one lane."""
+    if cute.arch.lane_idx() == 0:
+        of_item = words_of(c.smem, item)
+        for index, word in enumerate(words):
             of_item[index] = word
         of_item[EXISTS] = exists
-        for index, word in enumerate(behind):
-            of_item[EXISTS + 1 + index] = word
