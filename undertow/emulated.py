@@ -115,7 +115,7 @@ def execute(
     settings: Settings,
     options: emulator.Options = DEFAULT_OPTIONS,
 ) -> dict[str, emulator.Result]:
-    """Run the kernels on `tensors`, in place; results by the names in KERNELS, or `combine`, of those that were launched.
+    """Run the kernels on `tensors`, in place; results by name (KERNELS, COMBINE), of those that were launched.
 
     Raises: LaunchInputError, EmulatorError.
     """

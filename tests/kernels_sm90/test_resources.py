@@ -27,6 +27,9 @@ VARIANTS = {
     "window-packed": Attention(left=True, right=True, packed=True),
     "dense-deterministic": Attention(deterministic=True),
     "causal-deterministic": Attention(right=True, deterministic=True),
+    "dense-split": Attention(split=True),
+    "causal-split": Attention(right=True, split=True),
+    "window-packed-deterministic-split": Attention(left=True, right=True, packed=True, deterministic=True, split=True),
 }
 FAST = ("dense", "causal")
 

@@ -50,9 +50,9 @@ def refused(broken: Plan, *parts: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
-@pytest.mark.parametrize("softcap", [False, True])
-def test_the_plan_is_proved(dtype, softcap):
-    check(plan(dtype, Attention(softcap=softcap)))
+@pytest.mark.parametrize("flags", [{}, {"softcap": True}, {"split": True}], ids=str)
+def test_the_plan_is_proved(dtype, flags):
+    check(plan(dtype, Attention(**flags)))
 
 
 def test_without_turns_a_warpgroup_stores_over_what_the_other_reads():

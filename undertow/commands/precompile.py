@@ -23,7 +23,8 @@ compiled. No GPU, no driver. Sizes, lengths, scales, the heads of a group and th
 numbers, so that one object of a variant serves all of them.
 
 A variant is a mask (dense, causal, window, or left where only the left is bounded), and after hyphens what is present
-besides: packed (sequences of any lengths), softcap, deterministic, dlse (a gradient flows into LSE), sink.
+besides: packed (sequences of any lengths), softcap, deterministic, dlse (a gradient flows into LSE), sink; for sm_90a
+also split (groups of more than 8 query heads, or of more than 65536 query rows together).
 """
 BAD_INPUT = (ArchitectureError, LaunchInputError, CacheError)
 HOT = "dense,causal,window,dense-packed,causal-packed,window-packed,causal-sink,window-sink"

@@ -1,7 +1,8 @@
 """The backward pass on a GPU: what the kernels cannot take is said first, then one call launches them all.
 
 A call signature (shapes, what is present, settings, device) is planned once: checks, run-time numbers, workspace. A
-plan holds plain numbers and the compiled call of its variant, so that new sizes are planned anew and compile nothing.
+plan holds plain numbers and the compiled call of its variant, so that new sizes are planned anew and compile nothing,
+unless they are the first that the kernels for sm90 split groups of query heads for.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, 
     """Write dq, dk, dv (and dsink) on the current stream of the device of q; the host does not wait.
 
     Shapes, dtypes: `BackwardTensors`. schedule: the fastest if None. Workspace: up to 37 KB per tile of 128 query rows
-    and head, from torch's allocator.
+    and head, and where sm90 splits groups 64 KB per tile of 128 keys and part, from torch's allocator.
     Error: that of one rounding of P, dS and the results to 16 bits, and of float32 sums.
 
     Raises: ArchitectureError; LaunchInputError naming the tensor; CompileError; ColdCaptureError while a CUDA graph is
