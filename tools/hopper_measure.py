@@ -33,7 +33,7 @@ from hopper_shapes import BENCH, CHECKS, HEAD_DIM, Shape
 
 TILE = 128
 L2_BYTES, ROW_BYTES, WAVE = 18 * 2**20, 520, 128  # as sm90.launch bundles heads
-MOST_HEADS, MOST_ROWS = 8, 2**16  # as sm90.parts divides groups
+MOST_HEADS, MOST_ROWS, SHORT = 8, 2**16, 8  # as sm90.parts divides groups
 LOG2_E = math.log2(math.e)
 FOLDER = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path()
 
@@ -121,10 +121,11 @@ class Case:
         if "split" not in name or ":" in name:
             return int(name.partition(":")[2] or 1)
         items, masked = self.shape.batch * self.tiles * self.shape.kv_heads, self.shape.band != (None, None)
+        tiles, wanted = -(-self.average // TILE), WAVE * (2 if masked else 1)
         for parts in (n for n in range(1, self.group + 1) if self.group % n == 0):
             heads = self.group // parts
-            filling = (heads <= MOST_HEADS or not masked) and items * parts >= WAVE
-            if heads * self.average <= MOST_ROWS and (self.group <= MOST_HEADS or filling):
+            fits = heads * self.average <= MOST_ROWS and (heads <= MOST_HEADS or not masked)
+            if fits and (items * parts >= wanted or heads * tiles <= SHORT):
                 return parts
         return self.group
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from undertow.kernels.sm90.plan import TILE_M
 from undertow.plan.attention import Attention
 
 MOST_HEADS = 8  # query heads that one item visits where there is a mask
 MOST_ROWS = 2**16  # query rows that one accumulator of dK or dV sums
 WAVE = 128  # CTAs that run at once, about: an H200 has 132 multiprocessors
+SHORT = 8  # query tiles of all its heads, with which an item is not divided to fill the machine
 
 
 def parts_of(attention: Attention, group: int, rows: int, items: int) -> int:
@@ -14,23 +16,21 @@ def parts_of(attention: Attention, group: int, rows: int, items: int) -> int:
 
     rows: query rows of a head, in the mean where sequences are packed. items: of a launch with whole groups.
 
-    The fewest parts with which these hold, or else as many as there are heads:
+    The fewest parts with which these hold, or else as many as there are heads. All of it was measured on an H200
+    (`docs/hopper.md`).
 
     - At most `MOST_ROWS` rows to an accumulator, because the tensor cores truncate where they add up: fp16 errs by 1.44
-      times the ideal after 262144 rows, by 1.03 after 65536 (H200).
+      times the ideal after 262144 rows, by 1.03 after 65536.
     - At most `MOST_HEADS` heads to an item where items differ in length. CTAs of a head drift apart over the heads, and
-      what they read and add to no longer meets in L2. Causal 32:1 of 512 rows took 2.12 million cycles with 32 heads to
-      an item, 1.83, 1.41 and 1.32 with 16, 8 and 4, and adding up the parts 0.04, 0.08 and 0.14 (H200). Without a mask
-      nothing is won: 1.79, and with 8 heads 1.91.
-    - Groups of more heads than that fill a wave of CTAs.
+      what they read and add to no longer meets in L2. Without a mask they do not.
+    - A wave of items, two where they differ in length, unless they are `SHORT`.
 
-    Smaller groups are divided for the sake of rows alone: parts cost a kernel and 64 KB each of every key/value tile.
+    No more than that: each part writes 64 KB of every key/value tile, which another kernel reads.
     """
-    is_large = group > MOST_HEADS
-    found = (parts for parts in range(1, group + 1) if group % parts == 0)
-    for parts in found:
+    tiles, wanted = -(-rows // TILE_M), WAVE * (2 if attention.masked else 1)
+    for parts in range(1, group + 1):
         heads = group // parts
-        short = heads <= MOST_HEADS or not attention.masked
-        if heads * rows <= MOST_ROWS and (not is_large or (short and items * parts >= WAVE)):
+        fits = heads * rows <= MOST_ROWS and (heads <= MOST_HEADS or not attention.masked)
+        if group % parts == 0 and fits and (items * parts >= wanted or heads * tiles <= SHORT):
             return parts
     return group
