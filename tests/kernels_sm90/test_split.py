@@ -90,11 +90,12 @@ def test_sums_of_keys_do_not_depend_on_who_comes_first():
     assert torch.equal(first.dk, other.dk) and torch.equal(first.dv, other.dv)
 
 
-@pytest.mark.parametrize("options", [Options(), Options(schedule=1, completion="late")], ids=str)
-def test_nothing_is_found(options):
-    batch, parts, deterministic = CASES["window, packed, deterministic"]()
-    _, _, launches = described(batch, parts, deterministic)
+def test_nothing_is_found():
+    """A case as small as can be that has parts, tails of both sides, and items without rows."""
+    batch = packed_batch([0, 140, 140], [0, 150, 160], (2, 1), ([135, 0], [140, 10]), (150, 170), window=(90, 40))
+    _, _, launches = described(batch, 2, deterministic=True)
     assert [kernel.name.partition("-")[0] for kernel, _ in launches] == KERNELS
+    options = Options(schedule=1, completion=("seeded", 1))
     for kernel, of in launches:
         plan = getattr(of.labels, "plan", None)
         checked = check(emulated.program(kernel.ptx, kernel.entry), of, options, plan=plan)
