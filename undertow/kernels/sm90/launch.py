@@ -105,8 +105,13 @@ def launches(
         tensors,
         lambda: preprocess_launch(compiled.preprocess, tensors, work, settings),
         lambda: main_launch(compiled, tensors, work, settings),
-        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
+        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale, turns_of(work)),
     )
+
+
+def turns_of(work: Workspaces) -> list[Any]:
+    """The counted turns, in deterministic mode."""
+    return [] if work.turns is None else [scalars(work.turns, "turns")]
 
 
 def lse_factor(settings: Settings) -> float:
@@ -126,8 +131,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
         inputs.append(vector(given.sink, "sink"))
-    if work.turns is not None:
-        outputs.append(scalars(work.turns, "turns"))
+    outputs += turns_of(work)
     if work.dsink_parts is not None:
         outputs.append(scalars(work.dsink_parts, "dsink parts"))
     return Launch(
@@ -176,7 +180,7 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
             Tensor(work.claims, dims=(), name="claims"),
-            *([] if work.turns is None else [scalars(work.turns, "turns")]),
+            *turns_of(work),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
             *others,
