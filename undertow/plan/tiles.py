@@ -110,11 +110,6 @@ class Tiling:
         tiles = self.kv_tiles(query_tile)
         return tiles.end - 1 - kv_tile if descending else kv_tile - tiles.first
 
-    def adds_last(self, kv_tile: Any, query_tile: Any, descending: bool) -> Any:
-        """Whether none adds to the dQ of `query_tile` after `kv_tile`, if they add in order."""
-        tiles = self.kv_tiles(query_tile)
-        return kv_tile == tiles.first if descending else kv_tile + 1 == tiles.end
-
     def rows_that_see(self, key: Any) -> Span:
         """The rows that see a key, without regard to which rows exist; None where there is no bound."""
         left, right = self.band

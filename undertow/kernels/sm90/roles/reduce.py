@@ -8,8 +8,7 @@ are counted per thread.
 In deterministic mode the warp also waits for the CTA's turn at the share, and passes it on, as on SM100. A turn is
 taken, used and passed within one tile, or the warp falls behind the tensor cores: reading the buffer takes 1100 cycles
 of some 3100 and the release that passes the turn 1100 more, so the 900 of asking for the next turn have to lie beside
-the reading. The CTA that comes first knows it, and stores its share: nothing needs to be cleared before. The one that
-comes last passes no turn, unless it is the first as well: postprocess asks whether there was one.
+the reading. The CTA that comes first knows it, and stores its share: nothing needs to be cleared before.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _add_in_turn(c: ReduceContext, work: Work):
     All lanes ask, because what they learn outlives the branch of an elected one.
     """
     head, tile = Int32(0), work.first_tile
-    turn, rank, passes = _turn(c, work, head, tile), _rank(c, work, tile), _passes(c, work, tile)
+    turn, rank = _turn(c, work, head, tile), _rank(c, work, tile)
     passed = _passed(turn)
     for trip in cutlass.range(work.trips, unroll=1):
         while passed != rank:
@@ -87,14 +86,13 @@ def _add_in_turn(c: ReduceContext, work: Work):
         with cute.arch.elect_one():
             cute.arch.fence_proxy("async.global")  # between the turn and an operation of the async proxy
         _add(c, work, (head, tile), rank == 0)
-        own, own_passes = turn, passes
+        own = turn
         head, tile = work.after(head, tile)
         if trip + 1 < work.trips:
-            turn, rank, passes = _turn(c, work, head, tile), _rank(c, work, tile), _passes(c, work, tile)
+            turn, rank = _turn(c, work, head, tile), _rank(c, work, tile)
             passed = _passed(turn)  # while the share is being read
         _have_been_read(c)
-        if own_passes:
-            _pass_turn(own)
+        _pass_turn(own)
 
 
 @cute.jit
@@ -129,12 +127,6 @@ def _passed(turn: cute.Pointer) -> Int32:
 def _rank(c: ReduceContext, work: Work, tile: Int32) -> Int32:
     """How many CTAs add to a query tile before this one."""
     return work.tiling.rank(work.kv_tile, tile, c.plan.attention.descending)
-
-
-def _passes(c: ReduceContext, work: Work, tile: Int32) -> Boolean:
-    """Whether somebody asks how many have added to a query tile when this CTA has."""
-    is_last = work.tiling.adds_last(work.kv_tile, tile, c.plan.attention.descending)
-    return (_rank(c, work, tile) == 0) | ~is_last
 
 
 @cute.jit
