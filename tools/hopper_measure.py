@@ -132,8 +132,10 @@ class Case:
     def bundle(self, parts: int, deterministic: bool) -> int:
         """Heads to a bundle, as sm90.launch says."""
         kv_heads, group = self.shape.kv_heads * parts, self.group // parts
-        fitting = max(1, min(kv_heads, L2_BYTES // (self.average * group * ROW_BYTES)))
-        return fitting if deterministic else max(fitting, min(kv_heads, -(-WAVE // self.tiles)))
+        heads = self.shape.batch * kv_heads
+        most = heads if deterministic and group == 1 else kv_heads
+        fitting = max(1, min(most, L2_BYTES // (self.average * group * ROW_BYTES)))
+        return fitting if deterministic else max(fitting, min(heads, -(-WAVE // self.tiles)))
 
     def ours(self, name: str) -> tuple[Any, ...]:
         """The arguments of a call of one of our libraries, as sm90.call nests them."""

@@ -12,7 +12,7 @@ from undertow.cases import Kernel
 from undertow.inputs import Shape, random_batch
 from undertow.kernels.backward import plan_named
 from undertow.kernels.sm90 import launch as sm90
-from undertow.kernels.sm90.parts import WAVE, parts_of
+from undertow.kernels.sm90.parts import parts_of
 from undertow.plan.attention import Attention
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.schema import Plan
@@ -61,11 +61,10 @@ class Problem:
         batch, seqlen_q, seqlen_k, heads, _ = self.shape
         kv_heads, group, tiling = heads // self.group, self.group, Tiling(seqlen_q, seqlen_k, self.band)
         tiles = -(-seqlen_k // tiling.tile_n)
-        if self.arch == "sm90":  # as its `parts_of` and `bundle_of`
+        if self.arch == "sm90":
             parts = parts_of(self.attention, group, seqlen_q, batch * tiles * kv_heads)
             kv_heads, group = kv_heads * parts, group // parts
-            fitting = heads_per_bundle(seqlen_q, group, kv_heads, sm90.L2_BYTES)
-            bundle = max(fitting, min(kv_heads, -(-WAVE // tiles)))
+            bundle = sm90.bundle_for(self.attention, seqlen_q, group, (batch, kv_heads), tiles)
         else:
             bundle = heads_per_bundle(seqlen_q, group, kv_heads) if self.attention.masked else 1
         return work_of(Grid(tiles, kv_heads, batch, bundle, self.attention.descending), tiling, group)

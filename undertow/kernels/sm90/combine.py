@@ -64,7 +64,7 @@ def combine_kernel(
     tile = query_tile(whole, seqlen_k, packing, TILE_N)  # of keys here; `whole` tells its extents
     sums = cute.make_rmem_tensor((2 * VECTOR, PASSES), Float32)
     sums.fill(0.0)
-    for part in cutlass.range(parts, unroll=4):  # loads of four parts are under way
+    for part in cutlass.range(parts, unroll=1):
         of_part = mPartial[tile.batch, tile.head * parts + part, Int64(tile.tile), None]
         sums.store(sums.load() + _loaded(of_part, place, thread).load())
     if place == 0:

@@ -13,7 +13,7 @@ from undertow.kernels.sm90 import combine, kernel, postprocess, preprocess
 from undertow.kernels.sm90.call import Variant
 from undertow.kernels.sm90.plan import ROW_TERMS, TILE_M, WARPGROUPS
 from undertow.kernels.sm90.tensors import CLAIMS
-from undertow.kernels.sm90.work import LaunchScalars, SplitScalars, any_scalars
+from undertow.kernels.sm90.work import LaunchScalars, SplitScalars, any_scalars, parts_of
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES, VECTOR_BYTES
 from undertow.kernels.sm100.entry import Reads, Writes, arguments, batched, buffer, query_side, query_tiles, tiles_of
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
@@ -47,7 +47,7 @@ def backward_pass(
     extents, of_keys = (batch, heads, query_tiles(seqlen_q, packings)), None
     if cutlass.const_expr(variant.attention.split):
         _, seqlen_k, kv_heads, _ = mK.shape
-        of_keys = (batch, kv_heads * scalars.parts, kv_tiles(variant.plan, seqlen_k, packings))
+        of_keys = (batch, kv_heads * parts_of(scalars), kv_tiles(variant.plan, seqlen_k, packings))
     terms, accumulator, claims, turns, parts, partial = cut(variant, workspace, extents, of_keys)
     packing_q = query_side(packings)
     inputs = preprocess.RowInputs(mO, mdO, batched(reads.mLSE, packed), batched(reads.mdLSE, packed), reads.mSink)
@@ -59,8 +59,8 @@ def backward_pass(
     kernel.backward_on(variant.plan, tensors, scalars, packings, stream)
     if cutlass.const_expr(variant.attention.split):
         packing_k = None if packings is None else packings.k
-        combine.combine_on((partial, tensors[2]), packing_k, scalars.parts, scalars.softmax_scale, stream)
-    sums, results = postprocess.Sums(accumulator, parts), postprocess.Results(mdQ, writes.mdSink)
+        combine.combine_on((partial, tensors[2]), packing_k, parts_of(scalars), scalars.softmax_scale, stream)
+    sums, results = postprocess.Sums(accumulator, parts, turns), postprocess.Results(mdQ, writes.mdSink)
     postprocess.postprocess_on(sums, results, packing_q, scalars.softmax_scale, stream)
 
 

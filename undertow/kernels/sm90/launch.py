@@ -128,7 +128,7 @@ def launches(
         tensors,
         lambda: preprocess_launch(compiled.preprocess, tensors, work, settings),
         lambda: main_launch(compiled, tensors, work, settings),
-        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
+        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale, turns_of(work)),
     )
     if compiled.combine is not None and tensors.k.numel():
         place = 1 + [kernel for kernel, _ in described].index(compiled.main)
@@ -143,6 +143,11 @@ def check_variant(compiled: CompiledBackward, tensors: BackwardTensors, settings
     """
     attention = replace(compiled.plan.attention, split=False)
     sm100.check_variant(replace(compiled, plan=replace(compiled.plan, attention=attention)), tensors, settings)
+
+
+def turns_of(work: Workspaces) -> list[Any]:
+    """The counted turns, in deterministic mode."""
+    return [] if work.turns is None else [scalars(work.turns, "turns")]
 
 
 def lse_factor(settings: Settings) -> float:
@@ -162,8 +167,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
         inputs.append(vector(given.sink, "sink"))
-    if work.turns is not None:
-        outputs.append(scalars(work.turns, "turns"))
+    outputs += turns_of(work)
     if work.dsink_parts is not None:
         outputs.append(scalars(work.dsink_parts, "dsink parts"))
     return Launch(
@@ -220,7 +224,7 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
             Tensor(work.claims, dims=(), name="claims"),
-            *([] if work.turns is None else [scalars(work.turns, "turns")]),
+            *turns_of(work),
             *([tiles(work.partial, "partial dV and dK")] if plan.attention.split and work.partial is not None else []),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
@@ -260,18 +264,25 @@ def scalars_of(
 
 
 def bundle_of(attention: Attention, tensors: BackwardTensors, parts: int = 1) -> int:
-    """Key/value heads to a bundle, under every mask: those whose query side fits in L2, and at least a wave of CTAs.
+    """Key/value heads to a bundle, of this call; every part of a group counts as one."""
+    batch, _, kv_heads, _ = tensors.batched.k.shape
+    heads = kv_heads * parts
+    group = tensors.q.shape[-2] // heads
+    return bundle_for(attention, average_rows(tensors), group, (batch, heads), kv_tiles(tensors))
 
-    parts: of every group; each counts as a key/value head here.
+
+def bundle_for(attention: Attention, seqlen_q: int, group: int, heads: tuple[int, int], tiles: int) -> int:
+    """Key/value heads to a bundle: those whose query side fits in L2, and at least a wave of CTAs.
 
     Interleaved heads matter most in deterministic mode without a mask: all CTAs of a head visit the query tiles in one
     order, one behind the other, and a CTA that starts when the first of a head ends should take the place of that one
-    in another head, not the next place in a queue. There a wave does not matter: query heads of a group, which fill
-    the bundle, make the queue that much longer.
+    in another head, not the next place in a queue. There a wave does not matter, and of groups, whose query heads make
+    a queue that much longer, fewer heads are better. Measured: `docs/hopper.md`.
+
+    heads: batch elements, and heads of each.
     """
-    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2] * parts
-    fitting = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads, L2_BYTES)
-    if attention.deterministic:
-        return fitting
-    tiles = max(1, kv_tiles(tensors))
-    return max(fitting, min(kv_heads, -(-WAVE // tiles)))
+    batch, kv_heads = heads
+    many = batch * kv_heads
+    most = many if attention.deterministic and group == 1 else kv_heads
+    fitting = heads_per_bundle(seqlen_q, group, most, L2_BYTES)
+    return fitting if attention.deterministic else max(fitting, min(many, -(-WAVE // max(1, tiles))))

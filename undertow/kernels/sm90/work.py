@@ -40,10 +40,16 @@ class SplitScalars(LaunchScalars):
     parts: Int32
 
 
+def parts_of(scalars: LaunchScalars) -> Int32:
+    """Parts of a group, in kernels that split groups."""
+    assert isinstance(scalars, SplitScalars)
+    return scalars.parts
+
+
 def any_scalars(split: bool) -> LaunchScalars:
     """Numbers to compile with: all of them are parameters of the kernel."""
-    numbers = [*[Int32(1)] * 4, *[Float32(1.0)] * 4, *[Int32(1)] * 2]
-    return SplitScalars(*numbers, Int32(1)) if split else LaunchScalars(*numbers)
+    numbers = [*[Int32(1)] * 4, *[Float32(1.0)] * 4, *[Int32(1)] * (3 if split else 2)]
+    return SplitScalars(*numbers) if split else LaunchScalars(*numbers)
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,8 @@ class Items:
         key_head, key_tile = of["kv_head"], None
         if self.plan.attention.split:
             key_head, key_tile = (words[EXISTS + 1 + index] for index in range(len(KEY_WORDS)))
-        return Share(*whole, key_head, key_tile)
+        whole += [key_head, key_tile]
+        return Share(*whole)
 
     def release(self, item: Int32) -> None:
         """The warp does not read what the item is again."""

@@ -15,7 +15,7 @@ from cutlass import Int32
 
 from undertow.kernels.sm90.context import ScheduleContext
 from undertow.kernels.sm90.plan import ITEM_AHEAD, ITEM_PIPELINES, ITEM_STAGES
-from undertow.kernels.sm90.work import EXISTS, described, words_of
+from undertow.kernels.sm90.work import EXISTS, described, parts_of, words_of
 from undertow.kernels.sm100.instructions import opaque
 from undertow.kernels.sm100.work import grid_of, work_of
 
@@ -55,7 +55,7 @@ def _claim(c: ScheduleContext) -> Int32:
 def _extents(c: ScheduleContext) -> tuple[Int32, Int32, Int32]:
     """As `work_of` wants them: every part of a group is a key/value head. Nothing is kept in registers for it."""
     batches, seqlen_k, kv_heads = c.extents
-    return batches, seqlen_k, kv_heads * opaque(c.scalars.parts) if c.plan.attention.split else kv_heads
+    return batches, seqlen_k, kv_heads * opaque(parts_of(c.scalars)) if c.plan.attention.split else kv_heads
 
 
 @cute.jit
@@ -64,7 +64,7 @@ def _write_keys(c: ScheduleContext, item: Int32, number: Int32):
     place = grid_of(c.plan, c.scalars, _extents(c), c.packings).place(number)
     if cute.arch.lane_idx() == 0:
         of_item = words_of(c.smem, item)
-        for index, word in enumerate((place.kv_head // c.scalars.parts, place.kv_tile)):
+        for index, word in enumerate((place.kv_head // parts_of(c.scalars), place.kv_tile)):
             of_item[EXISTS + 1 + index] = word
 
 
