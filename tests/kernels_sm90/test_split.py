@@ -11,6 +11,8 @@ import torch
 from tests.kernels.packings import packed_batch
 from tests.kernels.problems import FAST, complaints
 from tests.kernels_sm90.passes import run
+from tests.runtime.calls import settings_for, tensors_for
+from tests.runtime.test_device import machine  # noqa: F401
 from undertow import emulated, emulator
 from undertow.check import check
 from undertow.emulator import Options
@@ -24,6 +26,7 @@ from undertow.kernels.sm100.tensors import BackwardTensors
 from undertow.plan.attention import Attention
 from undertow.plan.schema import DType
 from undertow.reference import Gradients, Scoring
+from undertow.runtime import device
 from undertow.tolerance import relative_error, yardstick
 
 DENSE, CAUSAL = Attention(), Attention(right=True)
@@ -146,6 +149,14 @@ def test_a_call_is_split_if_its_groups_are_large(heads, split):
     whole = replace(variant, attention=replace(variant.attention, split=False))
     more = call.workspace_floats(variant, tensors) - call.workspace_floats(whole, tensors)
     assert more == (64 * 4 * PARTIAL_TILE if split else 0)
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_warming_up_wants_the_kernels_of_the_sizes_given(machine):  # noqa: F811
+    tensors, settings = tensors_for("causal", (2048, 2048), device="cuda:0"), settings_for("causal")
+    device.warm_up("sm90", tensors, settings)
+    device.backward("sm90", tensors, settings)
+    assert [variant.name for variant, _ in machine.loaded] == ["sm90-bf16-causal-split"]
 
 
 def test_without_query_rows_gradients_are_zero():
