@@ -158,7 +158,7 @@ def launch(plan: LaunchPlan, tensors: BackwardTensors) -> None:
 
     Raises: LaunchInputError if the compiled call refuses them.
     """
-    workspace = torch.empty(plan.floats, dtype=torch.float32, device=tensors.q.device)
+    workspace = tensors.q.new_empty(plan.floats, dtype=torch.float32)
     try:
         plan.loaded.function(*plan.call.arguments(tensors, workspace, plan.numbers))
     except (ValueError, TypeError) as error:
