@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.attention.launches import Launches, able
 from tests.attention.places import EMULATOR, GPU, REFERENCE, Place
 from undertow.attention import reset_counts, reset_forward_counts
 
@@ -41,3 +42,9 @@ def kernels(request) -> Place:
 def _counted_from_zero():
     reset_counts()
     reset_forward_counts()
+
+
+@pytest.fixture
+def launches(monkeypatch) -> Launches:
+    """The kernels for sm100 are taken for able to compute tensors on the CPU."""
+    return able(monkeypatch)

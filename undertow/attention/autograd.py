@@ -17,6 +17,7 @@ from undertow.attention import operators
 from undertow.attention.checks import check_max_seqlen
 from undertow.attention.dispatch import choose, is_strict
 from undertow.attention.forward import run_forward
+from undertow.attention.prepared import PLAIN, again, first, options_of
 from undertow.attention.problem import (
     AttentionInputError,
     Gradients,
@@ -26,7 +27,6 @@ from undertow.attention.problem import (
     sequences_from,
     settings_from,
 )
-from undertow.attention.prepared import PLAIN, again, first, options_of
 from undertow.kernels.sm100.tensors import Sequences
 
 
@@ -101,7 +101,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, T
 
 
 def differentiate(problem: Problem, request: Request, options: Hashable) -> Gradients:
-    """The gradients of `problem`, directly or as an operator where a graph is recorded. options: as `prepared.first`."""
+    """The gradients of `problem`, directly or as an operator where a graph is recorded.
+
+    options: as of `prepared.first`.
+    """
     if _is_recorded(problem.q, problem.k, problem.v):
         given = (getattr(problem, name) for name in ("dout", "q", "k", "v", "out", "lse", "dlse"))
         dq, dk, dv, dsink = torch.ops.undertow.backward(*given, *request.options())
@@ -163,7 +166,8 @@ def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[
         problem = Problem(
             q, k, v, out=out, lse=lse, dout=dout, dlse=dlse, sink=sink, settings=ctx.settings, sequences=sequences
         )
-        made = first(problem, *ctx.request, ctx.options)
+        backend, strict = ctx.request
+        made = first(problem, backend, strict, ctx.options)
     needed = ctx.needs_input_grad
     return (
         made[0] if needed[0] else None,

@@ -131,6 +131,11 @@ def _key(options: Hashable, rows: Rows, more: More | None) -> Hashable:
         k.shape,
         q.dtype,
         q.device,
+        k.device,
+        v.device,
+        out.device,
+        dout.device,
+        lse.device,
         q.stride(),
         k.stride(),
         v.stride(),
@@ -154,8 +159,9 @@ def _remember(options: Hashable, problem: Problem, gradients: Gradients, backend
         return
     from undertow.runtime import device
 
-    given = {name: getattr(problem, name) for name in ("q", "k", "v", "out", "dout", "lse", "dlse", "sink", "sequences")}
-    tensors = BackwardTensors(**given, **gradients._asdict())
+    tensors = BackwardTensors(
+        *rows, *gradients[:3], dlse=problem.dlse, sink=sink, dsink=gradients.dsink, sequences=sequences
+    )
     plan = device.plan_of(backend, tensors, problem.settings)
     unused = None if sequences is None else sequences.cu_seqlens_q.new_empty(0)
     made = Prepared(plan, problem.q.device.index, backend, unused)
