@@ -7,7 +7,7 @@ import torch
 
 from tests.attention.launches import Launches, able
 from tests.attention.places import EMULATOR, GPU, REFERENCE, Place
-from undertow.attention import reset_counts, reset_forward_counts
+from undertow.attention import prepared, reset_counts, reset_forward_counts
 
 torch.set_num_threads(1)  # the matrices are small: threads would only wait for one another, and for other workers
 ON_A_GPU = pytest.param(GPU, id="gpu", marks=pytest.mark.gpu)
@@ -40,6 +40,7 @@ def kernels(request) -> Place:
 
 @pytest.fixture(autouse=True)
 def _counted_from_zero():
+    prepared.forget()
     reset_counts()
     reset_forward_counts()
 

@@ -56,11 +56,11 @@ def test_whoever_listens_to_the_dispatcher_hears_an_operator(launches):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_transform_of_torch_func_goes_the_long_way(launches):
+def test_a_transform_of_torch_func_maps_over_launches(launches):
     base = dense()
     outcome(base, launches)
     made = torch.func.vmap(lambda q: undertow.attention_backward(**base | {"q": q})[1])(torch.stack([base["q"]] * 3))
-    assert made.shape == (3, *base["k"].shape) and launches.long_way == 4 and len(launches.given) == 4
+    assert made.shape == (3, *base["k"].shape) and len(launches.given) == 4
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
@@ -155,6 +155,14 @@ def test_the_operator_of_torch_goes_straight_the_second_time(launches):
         ("split-bf16-causal", 0.25),
         ("split-bf16-causal", 0.5),
     ]
+
+
+def test_the_operator_of_a_graph_goes_straight_the_second_time(launches):
+    base = dense()
+    function = torch.compile(lambda q: undertow.attention_backward(**base | {"q": q}), backend="eager", fullgraph=True)
+    for _ in range(3):
+        function(base["q"])
+    assert len(launches.given) == 3 and launches.long_way == 1
 
 
 def test_what_a_call_needs_besides_a_launch_is_never_prepared(launches):

@@ -79,7 +79,7 @@ def again(options: Hashable, rows: Rows, more: More | None = None) -> tuple[Tens
         results = (dq, dk, dv) if dsink is None else writes
     try:
         prepared.plan.launch_again(prepared.index, reads, writes)
-    except (ValueError, TypeError):  # the compiled function refuses
+    except (RuntimeError, TypeError, ValueError):  # refused, or no tensor with memory: nothing counts that was written
         return None
     dispatch.count(prepared.backend)
     return results  # pyright: ignore[reportReturnType]  # without None
@@ -96,6 +96,17 @@ def first(problem: Problem, backend: str, strict: bool | None, options: Hashable
     if plan.choice.backend in backends.OURS and problem.q.device.type in DEVICES and plan.layout.is_direct:
         _remember(options, problem, gradients, plan.choice.backend)
     return gradients
+
+
+def run(problem: Problem, backend: str, strict: bool | None) -> Gradients:
+    """As `dispatch.run_backward`: straight to the launch where that is prepared, else the long way.
+
+    Raises: as `run_backward`.
+    """
+    options = options_of(problem.settings, backend)
+    rows = (problem.q, problem.k, problem.v, problem.out, problem.dout, problem.lse)
+    made = again(options, rows, more_of(problem))
+    return first(problem, backend, strict, options) if made is None else Gradients(*made)
 
 
 def options_of(settings: Settings, backend: str) -> Hashable:
@@ -131,11 +142,6 @@ def _key(options: Hashable, rows: Rows, more: More | None) -> Hashable:
         k.shape,
         q.dtype,
         q.device,
-        k.device,
-        v.device,
-        out.device,
-        dout.device,
-        lse.device,
         q.stride(),
         k.stride(),
         v.stride(),

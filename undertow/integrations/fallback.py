@@ -6,7 +6,7 @@ import logging
 from typing import NamedTuple
 
 from undertow.attention.dispatch import choose, is_strict
-from undertow.attention.prepared import again, first, more_of, options_of
+from undertow.attention.prepared import run
 from undertow.attention.problem import AttentionInputError, BackendError, Gradients, Problem
 
 _LOG = logging.getLogger("undertow.integrations")
@@ -25,13 +25,8 @@ def by_our_kernels(problem: Problem, backend: str) -> Gradients | NotOurs:
 
     Raises: what `run_backward` raises, unless it is about who computes.
     """
-    options = options_of(problem.settings, backend)
-    rows = (problem.q, problem.k, problem.v, problem.out, problem.dout, problem.lse)
-    made = again(options, rows, more_of(problem))
-    if made is not None:
-        return Gradients(*made)
     try:
-        return first(problem, backend, True, options)  # strict: it looks at the call once, if it is ours
+        return run(problem, backend, strict=True)  # which looks at the call once, if it is ours
     except (AttentionInputError, BackendError) as error:
         try:
             choice = choose(problem, backend)
