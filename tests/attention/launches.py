@@ -111,5 +111,5 @@ def outcome(call: dict[str, Any], launches: Launches) -> Any:
     except Exception as error:
         return type(error), str(error)
     who = {name: number - before.get(name, 0) for name, number in counts().items()}
-    kinds = [(x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in gradients]
+    kinds = [(type(x), x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in gradients]
     return kinds, {name: number for name, number in who.items() if number}, launches.told(call)

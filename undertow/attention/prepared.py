@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, are_deterministic_algorithms_enabled, empty_like
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -67,13 +67,13 @@ def again(options: Hashable, rows: Rows, more: More | None = None) -> tuple[Tens
     q, k, v, out, dout, lse = rows
     if is_functorch_wrapped_tensor(q) or is_functorch_wrapped_tensor(k) or is_functorch_wrapped_tensor(v):
         return None
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
     if more is None:
         reads, writes = (q, k, v, out, dout, lse, None, None, None), (dq, dk, dv, None)
         results = (dq, dk, dv)
     else:
         dlse, sink, *packing = more
-        dsink = None if sink is None else torch.empty_like(sink)
+        dsink = None if sink is None else empty_like(sink)
         reads = (q, k, v, out, dout, lse, dlse, sink, _packings(packing, prepared.unused))
         writes = (dq, dk, dv, dsink)
         results = (dq, dk, dv) if dsink is None else writes
@@ -148,7 +148,7 @@ def _key(options: Hashable, rows: Rows, more: More | None) -> Hashable:
         out.stride(),
         dout.stride(),
         lse.stride(),
-        torch.are_deterministic_algorithms_enabled(),
+        are_deterministic_algorithms_enabled(),
         None if more is None else tuple([(x.__class__, facts(x)) for x in more]),
     )
 
