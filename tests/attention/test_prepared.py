@@ -127,6 +127,27 @@ def test_a_tensor_that_differs_in_one_thing_gets_what_it_got_before(kind, launch
         compared(base, base | {name: otherwise(base[name])[kind]}, launches)
 
 
+QUERIES = ("dout", "q", "out")
+TOGETHER: dict[str, dict[str, Any]] = {  # tensors of another call, views with the strides of the base where they can be
+    "fewer rows": {**dict.fromkeys(QUERIES, lambda x: x.narrow(1, 0, 20)), "lse": lambda x: x.narrow(2, 0, 20)},
+    "fewer keys": dict.fromkeys("kv", lambda x: x.narrow(1, 0, 10)),
+    "one batch element": dict.fromkeys(ROWS, lambda x: x.narrow(0, 0, 1)),
+    "one key head": dict.fromkeys("kv", lambda x: x.narrow(2, 0, 1)),
+    "two query heads": {**dict.fromkeys(QUERIES, lambda x: x.narrow(2, 0, 2)), "lse": lambda x: x.narrow(1, 0, 2)},
+    "half": dict.fromkeys((*QUERIES, *"kv"), Tensor.half),
+    "float": dict.fromkeys((*QUERIES, *"kv"), Tensor.float),
+    "half a head": dict.fromkeys((*QUERIES, *"kv"), lambda x: x.narrow(3, 0, 32)),
+    "meta": dict.fromkeys(ROWS, lambda x: x.to("meta")),
+}
+
+
+@pytest.mark.parametrize("kind", TOGETHER)
+def test_tensors_that_differ_together_get_what_they_got_before(kind, launches):
+    launches.compiled = {"split-bf16-causal"}
+    base = dense()
+    compared(base, base | {name: change(base[name]) for name, change in TOGETHER[kind].items()}, launches)
+
+
 @pytest.mark.parametrize("change", OPTIONS, ids=str)
 def test_an_option_that_differs_gets_what_it_got_before(change, launches):
     compared(dense(), dense(**change), launches)
