@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
-from tests.attention.launches import Launches, able
 from tests.attention.places import EMULATOR, GPU, REFERENCE, Place
 from undertow.attention import prepared, reset_counts, reset_forward_counts
+
+if TYPE_CHECKING:
+    from tests.attention.launches import Launches
 
 torch.set_num_threads(1)  # the matrices are small: threads would only wait for one another, and for other workers
 ON_A_GPU = pytest.param(GPU, id="gpu", marks=pytest.mark.gpu)
@@ -48,4 +52,6 @@ def _counted_from_zero():
 @pytest.fixture
 def launches(monkeypatch) -> Launches:
     """The kernels for sm100 are taken for able to compute tensors on the CPU."""
+    from tests.attention.launches import able  # with the compiler, which few tests need
+
     return able(monkeypatch)

@@ -110,10 +110,11 @@ def test_a_call_that_goes_straight_to_the_launch_computes_what_the_first_did():
 def test_tensors_on_two_devices_are_refused_where_a_call_is_prepared_for_each():
     q, k, v, dout = (x.cuda() for x in TENSORS)
     out, lse = undertow.flash_attn_func(q, k, v, return_lse=True)
+    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     for device in ("cuda:0", "cuda:1"):
-        undertow.attention_backward(*(x.to(device) for x in (dout, q, k, v, out, lse)))
+        undertow.attention_backward(**{name: x.to(device) for name, x in given.items()})
     with pytest.raises(ValueError, match="v is on cuda:1: must be on cuda:0"):
-        undertow.attention_backward(dout, q, k, v.to("cuda:1"), out, lse)
+        undertow.attention_backward(**given | {"v": v.to("cuda:1")})
 
 
 def test_another_head_dim_is_a_fallback_that_is_right():
