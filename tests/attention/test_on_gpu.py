@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,8 +87,8 @@ def test_a_call_that_goes_straight_to_the_launch_computes_what_the_first_did():
     q, k, v, dout = (x.cuda() for x in TENSORS)
     out, lse = undertow.flash_attn_func(q, k, v, causal=True, return_lse=True)
 
-    def call(*given: Tensor) -> tuple[Tensor, ...]:
-        return undertow.attention_backward(dout, *given, out, lse, causal=True, deterministic=True)
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return undertow.attention_backward(dout, q, k, v, out, lse, causal=True, deterministic=True)
 
     want = call(q, k, v)
     if not set(counts()) <= set(OURS):
@@ -110,7 +112,7 @@ def test_a_call_that_goes_straight_to_the_launch_computes_what_the_first_did():
 def test_tensors_on_two_devices_are_refused_where_a_call_is_prepared_for_each():
     q, k, v, dout = (x.cuda() for x in TENSORS)
     out, lse = undertow.flash_attn_func(q, k, v, return_lse=True)
-    given = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    given: dict[str, Any] = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     for device in ("cuda:0", "cuda:1"):
         undertow.attention_backward(**{name: x.to(device) for name, x in given.items()})
     with pytest.raises(ValueError, match="v is on cuda:1: must be on cuda:0"):
