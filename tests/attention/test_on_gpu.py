@@ -115,8 +115,9 @@ def test_tensors_on_two_devices_are_refused_where_a_call_is_prepared_for_each():
     given: dict[str, Any] = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
     for device in ("cuda:0", "cuda:1"):
         undertow.attention_backward(**{name: x.to(device) for name, x in given.items()})
+    given["v"] = v.to("cuda:1")
     with pytest.raises(ValueError, match="v is on cuda:1: must be on cuda:0"):
-        undertow.attention_backward(**given | {"v": v.to("cuda:1")})
+        undertow.attention_backward(**given)
 
 
 def test_another_head_dim_is_a_fallback_that_is_right():
