@@ -11,13 +11,15 @@ Each number is the least of several rounds' means, because other work on the mac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cutlass
 import cutlass.cute as cute
@@ -25,6 +27,12 @@ import torch
 from cutlass.cute.runtime import make_fake_tensor
 
 import undertow
+from undertow.attention import prepared
+from undertow.attention.dispatch import BACKENDS, ORDER
+from undertow.attention.forward import MAKERS
+from undertow.integrations import sdpa
+from undertow.integrations.flash_operators import SDPA_BACKWARD, Options
+from undertow.integrations.operators import Call, Overrides
 from undertow.kernels.compile import FUNCTION, OBJECT
 from undertow.kernels.sm100 import call, entry
 from undertow.kernels.sm100.launch import Settings
@@ -91,11 +99,12 @@ def small_call(where: str) -> BackwardTensors:
 
 
 def without_gpu() -> dict[str, float]:
-    """The parts of a call, and their sum."""
+    """The parts of a call of the runtime and their sum, and what a user calls."""
     tensors = small_call("cpu")
     variant = call.variant_of("split", tensors, SETTINGS)
     numbers = call.numbers_of(variant, tensors, SETTINGS, 1)
-    plan = device.LaunchPlan(call, variant, Loaded(stub_of(variant)), call.workspace_floats(variant, tensors), numbers)
+    loaded = Loaded(stub_of(variant), {None})  # type: ignore[arg-type]  # the index of the CPU
+    plan = device.LaunchPlan(call, variant, loaded, call.workspace_floats(variant, tensors), numbers)
     plans = {device.signature("sm100", tensors, SETTINGS, "split"): plan}
     workspace = torch.empty(plan.floats)
     arguments = call.arguments(tensors, workspace, numbers)
@@ -103,24 +112,83 @@ def without_gpu() -> dict[str, float]:
     def whole() -> None:
         device.launch(plans[device.signature("sm100", tensors, SETTINGS, "split")], tensors)
 
-    return {
+    parts = {
         "find the plan": microseconds(lambda: plans[device.signature("sm100", tensors, SETTINGS, "split")]),
-        "allocate the workspace": microseconds(lambda: torch.empty(plan.floats, dtype=torch.float32, device="cpu")),
+        "allocate the workspace": microseconds(lambda: tensors.q.new_empty(plan.floats, dtype=torch.float32)),
         "check and convert the arguments": microseconds(lambda: plan.loaded.function(*arguments)),
         "whole call": microseconds(whole),
     }
+    with as_if_on_a_gpu(plan):
+        return parts | of_a_user(tensors, "CPU")
+
+
+@contextlib.contextmanager
+def as_if_on_a_gpu(plan: device.LaunchPlan) -> Iterator[None]:
+    """Let calls on CPU tensors be computed by `plan`, which is theirs."""
+    sm100 = BACKENDS["sm100"]._replace(unable=lambda problem: None)
+    with (
+        mock.patch.object(device, "_planned", lambda *given: plan),
+        mock.patch.object(torch.cuda, "current_device", lambda: None),
+        mock.patch.object(prepared, "DEVICES", ("cpu",)),
+        mock.patch.dict(ORDER, {"cpu": ("sm100",)}),
+        mock.patch.dict(BACKENDS, {"sm100": sm100}),
+    ):
+        yield
+    prepared.forget()
 
 
 def on_gpu(arch: str) -> dict[str, float]:
-    """The whole call, and what a user calls, which also chooses who computes and makes the results."""
+    """The call of the runtime, and what a user calls, which also chooses who computes and makes the results."""
     t = small_call("cuda")
+    whole = microseconds(lambda: device.backward(arch, t, SETTINGS), torch.cuda.synchronize)
+    with mock.patch.dict(MAKERS):
+        MAKERS.pop("flash-attn-4")  # the forward pass is not measured, and torch's need not be compiled
+        return {"whole call": whole} | of_a_user(t, "CUDA", torch.cuda.synchronize)
+
+
+def of_a_user(t: BackwardTensors, dispatch_key: str, settle: Callable[[], Any] = lambda: None) -> dict[str, float]:
+    """What a user calls, and beside it what torch alone takes for a function and an operator that compute nothing."""
     given = (t.dout, t.q, t.k, t.v, t.out, t.lse)
-    return {
-        "whole call": microseconds(lambda: device.backward(arch, t, SETTINGS), torch.cuda.synchronize),
-        "undertow.attention_backward": microseconds(
-            lambda: undertow.attention_backward(*given, causal=True), torch.cuda.synchronize
-        ),
+    leaves = [x.clone().requires_grad_() for x in (t.q, t.k, t.v)]
+    graphs = undertow.flash_attn_func(*leaves, causal=True), Nothing.apply(*leaves, t.out, t.lse)
+    heads_first, random = [x.transpose(1, 2) for x in given[:5]], torch.zeros(2, dtype=torch.uint64, device=t.q.device)
+    arguments = (*heads_first, t.lse, None, None, 128, 128, 0.0, True, random, random)
+
+    def differentiate(out: Any) -> None:
+        torch.autograd.grad(out, leaves, t.dout, retain_graph=True)
+
+    def operator() -> None:
+        torch.ops.aten._scaled_dot_product_flash_attention_backward(*arguments)
+
+    def empty(called: Call) -> Any:
+        return called["query"], called["key"], called["value"]
+
+    found = {
+        "undertow.attention_backward": microseconds(lambda: undertow.attention_backward(*given, causal=True), settle),
+        "backward of flash_attn_func": microseconds(lambda: differentiate(graphs[0]), settle),
+        "  of an empty autograd.Function": microseconds(lambda: differentiate(graphs[1]), settle),
     }
+    options = Options("torch" if dispatch_key == "CUDA" else "reference", strict=True, dispatch_key=dispatch_key)
+    with sdpa.enable_with(options, prefer_flash=False):
+        found["backward of SDPA, undertow.enable()"] = microseconds(operator, settle)
+    overrides = Overrides(dispatch_key, {SDPA_BACKWARD: empty})
+    found["  of an empty operator in Python"] = microseconds(operator, settle)
+    overrides.remove()
+    return found
+
+
+class Nothing(torch.autograd.Function):
+    """Saves as many tensors and makes as many gradients as attention."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*given)
+        return torch.empty_like(given[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        q, k, v, _, _ = ctx.saved_tensors
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None, None
 
 
 def main(words: list[str] | None = None) -> int:
@@ -140,7 +208,7 @@ def main(words: list[str] | None = None) -> int:
         print(json.dumps({"what": what, "microseconds": parts, "target": TARGET_MICROSECONDS}))
     else:
         print(f"Host time of a backward call, us, {what} (target {TARGET_MICROSECONDS:g}):")
-        print("\n".join(f"  {name:32} {value:6.2f}" for name, value in parts.items()))
+        print("\n".join(f"  {name:36} {value:6.2f}" for name, value in parts.items()))
     return 0
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from tests.attention.places import EMULATOR, GPU, REFERENCE, Place
-from undertow.attention import reset_counts, reset_forward_counts
+from undertow.attention import prepared, reset_counts, reset_forward_counts
+
+if TYPE_CHECKING:
+    from tests.attention.launches import Launches
 
 torch.set_num_threads(1)  # the matrices are small: threads would only wait for one another, and for other workers
 ON_A_GPU = pytest.param(GPU, id="gpu", marks=pytest.mark.gpu)
@@ -39,5 +44,14 @@ def kernels(request) -> Place:
 
 @pytest.fixture(autouse=True)
 def _counted_from_zero():
+    prepared.forget()
     reset_counts()
     reset_forward_counts()
+
+
+@pytest.fixture
+def launches(monkeypatch) -> Launches:
+    """The kernels for sm100 are taken for able to compute tensors on the CPU."""
+    from tests.attention.launches import able  # with the compiler, which few tests need
+
+    return able(monkeypatch)

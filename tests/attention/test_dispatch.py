@@ -204,6 +204,20 @@ def test_a_signature_holds_no_tensor():
     assert hash(problem.signature()) == hash(replace(problem, q=q.clone()).signature())
 
 
+def test_a_signature_says_whether_torch_enforces_determinism():
+    """torch's kernel is deterministic only if asked strictly: a choice of it must not outlive that."""
+    problem = problem_of(*inputs((8, 8))[:3], settings={"deterministic": True})
+    signatures = []
+    try:
+        for mode in ({"mode": False}, {"mode": True, "warn_only": True}, {"mode": True}):
+            torch.use_deterministic_algorithms(**mode)
+            signatures.append(problem.signature())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    loose, warned, enforced = signatures
+    assert loose == warned != enforced
+
+
 def test_twenty_calls_with_a_maximum_in_a_tensor_are_planned_once():
     """Dao-AILab/flash-attention#2635."""
     q, k, v, dout = inputs((8, 8), batch=None)

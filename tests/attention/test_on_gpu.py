@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import undertow
 from tests.attention.places import GPU, complaints, grad_of, inputs, run
-from undertow.attention import Inputs, Problem, choose, counts, run_forward, settings_from
+from undertow.attention import Inputs, Problem, choose, counts, prepared, run_forward, settings_from
 from undertow.attention.backends import OURS
 from undertow.reference import Scoring
 
@@ -78,6 +80,44 @@ def test_a_graph_replays_what_eager_calls_compute():
     graph.replay()
     want = backward(given, deterministic=True)
     assert all(torch.equal(a, b) for a, b in zip(captured, want))
+
+
+def test_a_call_that_goes_straight_to_the_launch_computes_what_the_first_did():
+    """At another address, also an odd one, and refused in the same words where a tensor differs."""
+    q, k, v, dout = (x.cuda() for x in TENSORS)
+    out, lse = undertow.flash_attn_func(q, k, v, causal=True, return_lse=True)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return undertow.attention_backward(dout, q, k, v, out, lse, causal=True, deterministic=True)
+
+    want = call(q, k, v)
+    if not set(counts()) <= set(OURS):
+        pytest.skip(f"our kernels do not run here: {counts()}")
+    assert len(prepared._prepared) == 1
+    odd = torch.cat([q.new_zeros(1), q.flatten()])[1:].view(q.shape)
+    for given in (q, q.clone(), odd):
+        assert all(torch.equal(a, b) for a, b in zip(call(given, k, v), want))
+    assert len(prepared._prepared) == 1
+    for wrong, said in (
+        ((q, k, v.cpu()), "v is on cpu: must be on cuda:0"),
+        ((q, k, v.to("meta")), "v is on meta: must be on cuda:0"),
+        ((q, k, v.half()), "v has dtype torch.float16: must be torch.bfloat16"),
+        ((q, k, v[:, :7]), "v has shape"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            call(*wrong)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_two_devices_are_refused_where_a_call_is_prepared_for_each():
+    q, k, v, dout = (x.cuda() for x in TENSORS)
+    out, lse = undertow.flash_attn_func(q, k, v, return_lse=True)
+    given: dict[str, Any] = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    for device in ("cuda:0", "cuda:1"):
+        undertow.attention_backward(**{name: x.to(device) for name, x in given.items()})
+    given["v"] = v.to("cuda:1")
+    with pytest.raises(ValueError, match="v is on cuda:1: must be on cuda:0"):
+        undertow.attention_backward(**given)
 
 
 def test_another_head_dim_is_a_fallback_that_is_right():

@@ -22,6 +22,11 @@ def test_it_measures_the_parts_and_the_whole_and_says_that_nothing_was_launched(
         "allocate the workspace",
         "check and convert the arguments",
         "whole call",
+        "undertow.attention_backward",
+        "backward of flash_attn_func",
+        "  of an empty autograd.Function",
+        "backward of SDPA, undertow.enable()",
+        "  of an empty operator in Python",
     ]
     assert all(0 < value < 1000 for value in parts.values())
 

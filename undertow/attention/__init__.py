@@ -1,7 +1,8 @@
 """Attention for PyTorch: a forward pass from a kept library, the backward pass from the kernels of this package.
 
 `signatures` is what a user calls, `problem` one call as data, `dispatch` decides who computes it and counts, `backends`
-and `libraries` compute, `operators` is the same for graphs. What is asked and cannot be done is refused by name.
+and `libraries` compute, `operators` is the same for graphs; `prepared` is the short way of a call whose like went
+before. What is asked and cannot be done is refused by name.
 """
 
 from undertow.attention.dispatch import Choice, choose, counts, reset_counts, run_backward

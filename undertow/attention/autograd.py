@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from undertow.attention import operators
 from undertow.attention.checks import check_max_seqlen
-from undertow.attention.dispatch import choose, is_strict, run_backward
+from undertow.attention.dispatch import choose, is_strict
 from undertow.attention.forward import run_forward
+from undertow.attention.prepared import PLAIN, again, first, options_of
 from undertow.attention.problem import (
     AttentionInputError,
     Gradients,
@@ -26,8 +28,6 @@ from undertow.attention.problem import (
     settings_from,
 )
 from undertow.kernels.sm100.tensors import Sequences
-
-_PLAIN = (Tensor, torch.nn.Parameter)  # tensors without a dispatcher of their own
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, request: Request) -> tuple[Tensor, T
     return out, lse
 
 
-def differentiate(problem: Problem, request: Request) -> Gradients:
-    """The gradients of `problem`, directly or as an operator where a graph is recorded."""
+def differentiate(problem: Problem, request: Request, options: Hashable) -> Gradients:
+    """The gradients of `problem`, directly or as an operator where a graph is recorded.
+
+    options: as of `prepared.first`.
+    """
     if _is_recorded(problem.q, problem.k, problem.v):
         given = (getattr(problem, name) for name in ("dout", "q", "k", "v", "out", "lse", "dlse"))
         dq, dk, dv, dsink = torch.ops.undertow.backward(*given, *request.options())
         return Gradients(dq, dk, dv, None if problem.sink is None else dsink)
     check_max_seqlen(problem, *request.max_seqlen)
-    return run_backward(problem, request.backend, request.strict)
+    return first(problem, request.backend, request.strict, options)
 
 
 def _is_recorded(*tensors: Tensor) -> bool:
@@ -115,7 +118,7 @@ def _is_recorded(*tensors: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
-        or any(type(x) not in _PLAIN or is_functorch_wrapped_tensor(x) for x in tensors)
+        or any(type(x) not in PLAIN or is_functorch_wrapped_tensor(x) for x in tensors)
     )
 
 
@@ -138,33 +141,45 @@ class _Attention(torch.autograd.Function):
         if request.backend != "auto" or is_strict(request.strict):
             problem = Problem(q, k, v, out=out, lse=lse, dout=out, **_rest(call))
             choose(problem, request.backend, request.strict)  # refuse now, not in the backward pass
-        packing = (None,) * 4 if call.sequences is None else tuple(vars(call.sequences).values())
-        ctx.save_for_backward(q, k, v, sink, out, lse, *packing)
+        packing = () if call.sequences is None else tuple(vars(call.sequences).values())
+        ctx.save_for_backward(q, k, v, out, lse, *(() if sink is None and not packing else (sink, *packing)))
         ctx.settings, ctx.request = call.settings, (request.backend, request.strict)
+        ctx.options = options_of(call.settings, request.backend)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        dout, dlse = grads
-        if dout is None and dlse is None:
-            return (None,) * 6
-        q, k, v, sink, out, lse, *packing = ctx.saved_tensors
+        return _refused_twice(ctx, *grads) if torch.is_grad_enabled() else _differentiate(ctx, *grads)
+
+
+def _differentiate(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    if dout is None and dlse is None:
+        return (None,) * 6
+    q, k, v, out, lse, *rest = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    sink, packing = (rest[0], tuple(rest[1:])) if rest else (None, ())
+    more = None if dlse is None and not rest else (dlse, sink, *(packing or (None,) * 4))
+    made = again(ctx.options, (q, k, v, out, dout, lse), more)
+    if made is None:
+        sequences = Sequences(*packing) if packing else None
         problem = Problem(
-            q,
-            k,
-            v,
-            out=out,
-            lse=lse,
-            dout=torch.zeros_like(out) if dout is None else dout,
-            dlse=dlse,
-            sink=sink,
-            settings=ctx.settings,
-            sequences=None if packing[0] is None else Sequences(*packing),
+            q, k, v, out=out, lse=lse, dout=dout, dlse=dlse, sink=sink, settings=ctx.settings, sequences=sequences
         )
-        made = run_backward(problem, *ctx.request)
-        return (*(grad if needed else None for grad, needed in zip(made, ctx.needs_input_grad)), None, None)
+        backend, strict = ctx.request
+        made = first(problem, backend, strict, ctx.options)
+    needed = ctx.needs_input_grad
+    return (
+        made[0] if needed[0] else None,
+        made[1] if needed[1] else None,
+        made[2] if needed[2] else None,
+        made[3] if needed[3] else None,
+        None,
+        None,
+    )
+
+
+_refused_twice = once_differentiable(_differentiate)
 
 
 def _rest(call: Inputs) -> dict[str, Any]:

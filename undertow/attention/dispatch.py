@@ -96,6 +96,14 @@ def run_backward(problem: Problem, backend: str = "auto", strict: bool | None = 
     environment variable UNDERTOW_STRICT says (1 or 0, which is the default).
     Raises: AttentionInputError; BackendError.
     """
+    return compute(problem, backend, strict)[0]
+
+
+def compute(problem: Problem, backend: str, strict: bool | None) -> tuple[Gradients, Plan]:
+    """`run_backward`, and how.
+
+    Raises: as `run_backward`.
+    """
     problem = problem.honouring_torch()
     plan = _plan(problem, backend)
     check_contents(problem)
@@ -111,9 +119,8 @@ def run_backward(problem: Problem, backend: str = "auto", strict: bool | None = 
             if backend != "auto":
                 raise
             plan = _decide(problem, backend, {**plan.choice.rejected, plan.choice.backend: str(refusal)})
-    with _lock:
-        _counts[plan.choice.backend] += 1
-    return gradients
+    count(plan.choice.backend)
+    return gradients, plan
 
 
 def _run(problem: Problem, plan: Plan) -> Gradients:
@@ -123,6 +130,12 @@ def _run(problem: Problem, plan: Plan) -> Gradients:
     if plan.choice.backend == NOTHING:
         return backends.nothing_to_see(problem)
     return BACKENDS[plan.choice.backend].run(problem, plan.layout)
+
+
+def count(backend: str) -> None:
+    """One more backward pass that a backend has computed."""
+    with _lock:
+        _counts[backend] += 1
 
 
 def counts() -> dict[str, int]:

@@ -65,14 +65,20 @@ def run_forward(call: Inputs) -> Forward:
         if choice.backend == "reference" and choice.rejected:
             _tell(choice)
         try:
-            with torch.no_grad():
-                result = _nothing_to_see(call) if choice.backend == NOTHING else MAKERS[choice.backend].run(call)
+            result = _run(call, choice)
             break
         except LibraryRefusal as refusal:
             choice = _decide(call, {**choice.rejected, choice.backend: str(refusal)})
     with _lock:
         _counts[choice.backend] += 1
     return result
+
+
+def _run(call: Inputs, choice: Choice) -> Forward:
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _run(call, choice)
+    return _nothing_to_see(call) if choice.backend == NOTHING else MAKERS[choice.backend].run(call)
 
 
 def _decide(call: Inputs, refused: dict[str, str]) -> Choice:

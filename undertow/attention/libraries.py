@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from undertow.attention.memory import obstacle
-from undertow.attention.problem import Gradients, Inputs, LibraryRefusal, Problem
+from undertow.attention.problem import Gradients, Inputs, LibraryRefusal, Problem, is_determinism_enforced
 
 FLASH_ATTN_4 = "flash_attn.cute.interface"
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
@@ -154,10 +154,7 @@ def outside_torch(call: Inputs) -> str | None:
     if isinstance(call, Problem):
         if call.dlse is not None:
             return "it has no gradient of LSE"
-        enforced = (
-            torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-        )
-        if call.settings.deterministic and not enforced:
+        if call.settings.deterministic and not is_determinism_enforced():
             return "it is deterministic only under torch.use_deterministic_algorithms(True) without warn_only"
     return None
 

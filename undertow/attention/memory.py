@@ -58,6 +58,11 @@ class Layout(NamedTuple):
     copies: dict[str, str]
     direct: tuple[bool, bool, bool]
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether nothing at all is copied."""
+        return not self.copies and all(self.direct)
+
 
 def layout_of(problem: Problem) -> Layout:
     """Which tensors of `problem` the kernels can address."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from undertow.attention.checks import check
-from undertow.attention.dispatch import run_backward
 from undertow.attention.forward import run_forward
+from undertow.attention.prepared import run
 from undertow.attention.problem import Inputs, Problem, sequences_from, settings_from
 
 _OPTIONS = (  # of both operators, behind their tensors
@@ -77,7 +77,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _backward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     problem, route = _problem(*arguments)
-    dq, dk, dv, dsink = run_backward(problem, **route)
+    dq, dk, dv, dsink = run(problem, **route)
     return dq, dk, dv, problem.q.new_empty(0) if dsink is None else dsink
 
 

@@ -34,6 +34,11 @@ def facts(x: Tensor | None) -> tuple[Any, ...] | None:
     return None if x is None else (x.shape, x.stride(), x.dtype, x.device, misalignment(x))
 
 
+def is_determinism_enforced() -> bool:
+    """Whether torch's own kernels are deterministic, or raise: a warning alone does not make them so."""
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 class AttentionInputError(ValueError):
     """An argument of a call that describes no attention; the message names it, its value and what is allowed."""
 
@@ -117,8 +122,9 @@ class Problem(Inputs):
     dlse: Tensor | None = None
 
     def signature(self) -> tuple[Any, ...]:
-        """As of `Inputs`, with what the forward pass stored and the gradients of its results."""
-        return (*super().signature(), facts(self.out), facts(self.lse), facts(self.dout), facts(self.dlse))
+        """As of `Inputs`, with what the forward pass stored, the gradients of its results, and what torch enforces."""
+        given = (facts(self.out), facts(self.lse), facts(self.dout), facts(self.dlse))
+        return (*super().signature(), *given, self.settings.deterministic and is_determinism_enforced())
 
     def honouring_torch(self) -> Problem:
         """The same, deterministic if `torch.use_deterministic_algorithms` asks for it."""

@@ -6,12 +6,14 @@ would be taken for another.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
 
 from undertow.attention.autograd import Request, attend, differentiate
 from undertow.attention.explanation import Explanation, explanation_of
+from undertow.attention.prepared import again
 from undertow.attention.problem import Problem, require_tensors
 
 Window = tuple[int | None, int | None]
@@ -138,6 +140,13 @@ def attention_backward(
     cu_seqlens_q given: packed sequences, as in `flash_attn_varlen_func`. The rest: as `flash_attn_func`.
     Raises: AttentionInputError, BackendError.
     """
+    options = _options(softmax_scale, causal, window_size, softcap, deterministic, backend)
+    more = None
+    if not (dlse is learnable_sink is cu_seqlens_q is cu_seqlens_k is seqused_q is seqused_k is None):
+        more = (dlse, learnable_sink, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    made = again(options, (q, k, v, out, dout, lse), more)
+    if made is not None:
+        return made
     packing = _packing(cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     request = Request(
         softmax_scale,
@@ -153,7 +162,7 @@ def attention_backward(
     )
     require_tensors(q=q, k=k, v=v)
     problem = Problem(q, k, v, out=out, lse=lse, dout=dout, dlse=dlse, **request.parts(q))
-    gradients = differentiate(problem, request)
+    gradients = differentiate(problem, request, options)
     return tuple(grad for grad in gradients if grad is not None)
 
 
@@ -193,6 +202,28 @@ def explain(
     )
     require_tensors(q=q, k=k, v=v)
     return explanation_of(request.inputs(q, k, v), backend, return_lse)
+
+
+def _options(
+    softmax_scale: Any, causal: Any, window_size: Any, softcap: Any, deterministic: Any, backend: Any
+) -> Hashable | None:
+    """What tells calls apart besides tensors; None if it cannot. A type is said where True, 1 and 1.0 are not one."""
+    if window_size.__class__ is not tuple and window_size.__class__ is not list:
+        return None
+    return (
+        "given",
+        backend,
+        softmax_scale,
+        softmax_scale.__class__,
+        causal,
+        causal.__class__,
+        *window_size,
+        *map(type, window_size),
+        softcap,
+        softcap.__class__,
+        deterministic,
+        deterministic.__class__,
+    )
 
 
 def _packing(*given: Tensor | None) -> dict[str, Tensor | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from undertow.attention.dispatch import choose, is_strict, run_backward
+from undertow.attention.dispatch import choose, is_strict
+from undertow.attention.prepared import run
 from undertow.attention.problem import AttentionInputError, BackendError, Gradients, Problem
 
 _LOG = logging.getLogger("undertow.integrations")
@@ -25,7 +26,7 @@ def by_our_kernels(problem: Problem, backend: str) -> Gradients | NotOurs:
     Raises: what `run_backward` raises, unless it is about who computes.
     """
     try:
-        return run_backward(problem, backend, strict=True)  # which looks at the call once, if it is ours
+        return run(problem, backend, strict=True)  # which looks at the call once, if it is ours
     except (AttentionInputError, BackendError) as error:
         try:
             choice = choose(problem, backend)

@@ -8,10 +8,10 @@ that the operators' meta kernels promise, those of `empty_like`: a compiled grap
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,16 @@ from undertow.attention import libraries
 from undertow.attention.checks import check_max_seqlen
 from undertow.attention.dispatch import run_backward
 from undertow.attention.forward import run_forward
-from undertow.attention.problem import AttentionInputError, Inputs, LibraryRefusal, Problem, Settings, settings_from
+from undertow.attention.prepared import Rows, again, options_of
+from undertow.attention.problem import (
+    AttentionInputError,
+    Gradients,
+    Inputs,
+    LibraryRefusal,
+    Problem,
+    Settings,
+    settings_from,
+)
 from undertow.integrations.fallback import NotOurs, by_our_kernels, fall_back
 from undertow.integrations.operators import Call, Kernel, Operator
 from undertow.kernels.sm100.tensors import Sequences
@@ -64,8 +73,8 @@ class Options:
 def kernels(options: Options) -> dict[Operator, Kernel]:
     """What takes each operator over."""
     table: dict[Operator, Kernel] = {
-        SDPA_BACKWARD: lambda call: _backward(call, _sdpa_problem, options),
-        FLASH_BACKWARD: lambda call: _backward(call, _flash_problem, options),
+        SDPA_BACKWARD: lambda call: _backward(call, _sdpa_given, options),
+        FLASH_BACKWARD: lambda call: _backward(call, _flash_given, options),
     }
     if options.forward != "torch":
         table[SDPA_FORWARD] = lambda call: _sdpa_forward(call, options)
@@ -73,23 +82,46 @@ def kernels(options: Options) -> dict[Operator, Kernel]:
     return table
 
 
-def _backward(call: Call, read: Callable[[Call], tuple[Problem, bool]], options: Options) -> Sequence[Tensor]:
+class Given(NamedTuple):
+    """What a backward operator is given. rows: q, k, v, out, dout, lse in our order, swapped if theirs is another."""
+
+    rows: Rows
+    swapped: bool
+    sequences: Sequences | None = None
+
+
+def _backward(call: Call, read: Callable[[Call], Given], options: Options) -> Sequence[Tensor]:
     """Gradients of q, k, v as the operator returns them: ours, flash-attn-4's where it made the forward, or torch's."""
+    named = call.arguments
     try:
         _refuse(call)
-        problem, swapped = read(call)
-        grads = by_our_kernels(problem, options.backend)
-        if isinstance(grads, NotOurs) and grads.next_best == "flash-attn-4" and options.forward != "torch":
-            grads = run_backward(problem, options.backend, options.strict)
+        given = read(call)
+        head_dim, scale, causal = named["query"].shape[-1], named["scale"], named["is_causal"]
+        settings, told = _told(head_dim, scale, causal, _window(call), options.backend)
+        more = None if given.sequences is None else (None, None, *vars(given.sequences).values())
+        grads = again(told, given.rows, more) or _made(given, settings, options)
     except AttentionInputError as error:
         grads = NotOurs(str(error))
     if isinstance(grads, NotOurs):
         fall_back(str(call.operator), grads.reason, options.strict)
         return call.as_before()
-    return tuple(
-        _in_promised_strides(grad.transpose(1, 2) if swapped else grad, call[name])
-        for grad, name in zip(grads[:3], ("query", "key", "value"))
+    dq, dk, dv = grads[:3]
+    if given.swapped:
+        dq, dk, dv = dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+    return (
+        _in_promised_strides(dq, named["query"]),
+        _in_promised_strides(dk, named["key"]),
+        _in_promised_strides(dv, named["value"]),
     )
+
+
+def _made(given: Given, settings: Settings, options: Options) -> Gradients | NotOurs:
+    q, k, v, out, dout, lse = given.rows
+    problem = Problem(q, k, v, settings=settings, sequences=given.sequences, out=out, lse=lse, dout=dout)
+    grads = by_our_kernels(problem, options.backend)
+    if isinstance(grads, NotOurs) and grads.next_best == "flash-attn-4" and options.forward != "torch":
+        return run_backward(problem, options.backend, options.strict)
+    return grads
 
 
 def _refuse(call: Call) -> None:
@@ -102,31 +134,45 @@ def _refuse(call: Call) -> None:
         raise AttentionInputError(f"{given[0]} is given: must be left at its default")
 
 
-def _sdpa_problem(call: Call) -> tuple[Problem, bool]:
+def _sdpa_given(call: Call) -> Given:
     """The call with heads and rows in our order, which is the other one."""
-    if call["cum_seq_q"] is not None:
+    given = call.arguments
+    if given["cum_seq_q"] is not None:
         raise AttentionInputError("cum_seq_q is given: must be None for rows of one length")
-    names = ("query", "key", "value", "out", "grad_out")
-    q, k, v, out, dout = (call[name].transpose(1, 2) for name in names)
-    return Problem(q, k, v, settings=_settings(call), out=out, lse=call["logsumexp"], dout=dout), True
+    q, k, v = given["query"].transpose(1, 2), given["key"].transpose(1, 2), given["value"].transpose(1, 2)
+    out, dout = given["out"].transpose(1, 2), given["grad_out"].transpose(1, 2)
+    return Given((q, k, v, out, dout, given["logsumexp"]), True)
 
 
-def _flash_problem(call: Call) -> tuple[Problem, bool]:
-    q, k, v, out, dout = (call[name] for name in ("query", "key", "value", "out", "grad_out"))
-    settings, sequences = _settings(call), _sequences(call)
-    problem = Problem(q, k, v, settings=settings, sequences=sequences, out=out, lse=call["logsumexp"], dout=dout)
-    check_max_seqlen(problem, call["max_q"], call["max_k"])
-    return problem, False
+def _flash_given(call: Call) -> Given:
+    q, k, v = call["query"], call["key"], call["value"]
+    sequences = _sequences(call)
+    if sequences is not None and q.device.type == "cpu":
+        inputs = Inputs(q, k, v, settings=_settings(call), sequences=sequences)
+        check_max_seqlen(inputs, call["max_q"], call["max_k"])
+    return Given((q, k, v, call["out"], call["grad_out"], call["logsumexp"]), False, sequences)
+
+
+def _window(call: Call) -> tuple[int | None, int | None]:
+    """The bounds, of which every negative number says that there is none."""
+    if not call.has("window_size_left"):
+        return None, None
+    left, right = call["window_size_left"], call["window_size_right"]
+    return None if left is None or left < 0 else int(left), None if right is None or right < 0 else int(right)
 
 
 def _settings(call: Call) -> Settings:
-    """Of a call with window bounds, in which every negative number says that there is none."""
-    bounds = (call[name] if call.has(name) else None for name in sorted(WINDOW))
-    left, right = (None if bound is None or bound < 0 else int(bound) for bound in bounds)
-    return _settings_of(call["query"].shape[-1], call["scale"], call["is_causal"], (left, right))
+    return _settings_of(call["query"].shape[-1], call["scale"], call["is_causal"], _window(call))
 
 
 _settings_of = functools.lru_cache(settings_from)  # a model has few
+
+
+@functools.lru_cache
+def _told(head_dim: int, scale: float | None, causal: bool, window: tuple, backend: str) -> tuple[Settings, Hashable]:
+    """The settings of a call, and what tells them apart."""
+    settings = _settings_of(head_dim, scale, causal, window)
+    return settings, options_of(settings, backend)
 
 
 def _sequences(call: Call) -> Sequences | None:

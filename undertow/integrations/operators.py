@@ -36,21 +36,23 @@ class Call:
         self._former = former
         self._received = received  # dispatch keys, positional arguments, keyword arguments
         _, args, kwargs = received
-        self._arguments = {**operator.defaults, **dict(zip(operator.arguments, args)), **kwargs}
+        self.arguments = dict(operator.defaults)
+        self.arguments.update(zip(operator.arguments, args))
+        self.arguments.update(kwargs)
 
     def __getitem__(self, name: str) -> Any:
-        return self._arguments[name]
+        return self.arguments[name]
 
     def has(self, name: str) -> bool:
         """Whether the operator takes such an argument."""
-        return name in self._arguments
+        return name in self.arguments
 
     def given(self, names: tuple[str, ...]) -> list[str]:
         """Which of `names`, arguments of the operator, this call does not leave at their defaults."""
         return [name for name in names if not self._is_default(name)]
 
     def _is_default(self, name: str) -> bool:
-        value, default = self._arguments[name], self.operator.defaults[name]
+        value, default = self.arguments[name], self.operator.defaults[name]
         return value is default or (not isinstance(value, torch.Tensor) and value == default)
 
     def as_before(self) -> Any:

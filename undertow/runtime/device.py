@@ -22,6 +22,7 @@ from undertow.runtime import objects
 from undertow.runtime.architectures import Architecture, Call, architecture
 
 MOST_PLANS = 4096  # call signatures that are remembered; the oldest is forgotten
+LSE = 5  # its place in what the compiled call reads
 _plans: dict[Hashable, LaunchPlan] = {}
 _lock = threading.Lock()
 
@@ -50,6 +51,19 @@ class LaunchPlan:
     floats: int
     numbers: tuple
 
+    def launch_again(self, index: int, reads: tuple, writes: tuple) -> None:
+        """Launch on device `index`, where these kernels have run before, on its current stream.
+
+        reads, writes: as `call.arguments` nests them, of the signature of this plan.
+        Raises: ValueError, TypeError if the compiled call refuses them; nothing is launched then.
+        """
+        workspace = reads[LSE].new_empty(self.floats)  # which is float32 there, or else refused
+        if torch.cuda.current_device() == index:
+            self.loaded.function(workspace, reads, writes, self.numbers)
+        else:
+            with torch.cuda.device(index):
+                self.loaded.function(workspace, reads, writes, self.numbers)
+
 
 def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT) -> str | None:
     """Why the kernels for `arch` do not compute a call on the device that holds q, or None if they do.
@@ -74,6 +88,22 @@ def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, 
     Raises: ArchitectureError; LaunchInputError naming the tensor; CompileError; ColdCaptureError while a CUDA graph is
     captured, if these kernels have not run on the device before (`warm_up`).
     """
+    plan = plan_of(arch, tensors, settings, schedule)
+    index = tensors.q.device.index
+    if torch.cuda.current_device() == index:
+        _launch_on(index, plan, tensors)
+    else:
+        with torch.cuda.device(index):
+            _launch_on(index, plan, tensors)
+
+
+def plan_of(
+    arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, schedule: str | None = None
+) -> LaunchPlan:
+    """How a call is launched; planned, and its kernels loaded, if none of its signature was.
+
+    Raises: as `backward`.
+    """
     key = signature(arch, tensors, settings, schedule)
     plan = _plans.get(key)
     if plan is None:
@@ -82,12 +112,7 @@ def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, 
             while len(_plans) >= MOST_PLANS:
                 del _plans[next(iter(_plans))]
             _plans[key] = plan
-    index = tensors.q.device.index
-    if torch.cuda.current_device() == index:
-        _launch_on(index, plan, tensors)
-    else:
-        with torch.cuda.device(index):
-            _launch_on(index, plan, tensors)
+    return plan
 
 
 def warm_up(arch: str, like: BackwardTensors, settings: Settings = DEFAULT, schedule: str | None = None) -> None:
@@ -137,7 +162,7 @@ def launch(plan: LaunchPlan, tensors: BackwardTensors) -> None:
 
     Raises: LaunchInputError if the compiled call refuses them.
     """
-    workspace = torch.empty(plan.floats, dtype=torch.float32, device=tensors.q.device)
+    workspace = tensors.q.new_empty(plan.floats, dtype=torch.float32)
     try:
         plan.loaded.function(*plan.call.arguments(tensors, workspace, plan.numbers))
     except (ValueError, TypeError) as error:
