@@ -23,8 +23,10 @@ compiled. No GPU, no driver. Sizes, lengths, scales, the heads of a group and th
 numbers, so that one object of a variant serves all of them.
 
 A variant is a mask (dense, causal, window, or left where only the left is bounded), and after hyphens what is present
-besides: packed (sequences of any lengths), softcap, deterministic, dlse (a gradient flows into LSE), sink; for sm_90a
-also split (groups of more than 8 query heads, or of more than 65536 query rows together).
+besides: packed (sequences of any lengths), softcap, deterministic, dlse (a gradient flows into LSE), sink.
+
+On sm_90a sizes decide more: short sequences take turns as in deterministic mode, and large groups of query heads, or
+those of few keys, are split. With a variant those that calls of some size use in its place are compiled too.
 """
 BAD_INPUT = (ArchitectureError, LaunchInputError, CacheError)
 HOT = "dense,causal,window,dense-packed,causal-packed,window-packed,causal-sink,window-sink"
@@ -82,11 +84,14 @@ def _asked(arguments: argparse.Namespace) -> list[tuple[Architecture, list[Any]]
     return [
         (
             row,
-            [
-                row.call.variant_named(name, DTYPES[dtype], arguments.schedule)
-                for dtype in arguments.dtype
-                for name in arguments.variant
-            ],
+            list(
+                dict.fromkeys(
+                    used
+                    for dtype in arguments.dtype
+                    for name in arguments.variant
+                    for used in row.call.used_for(row.call.variant_named(name, DTYPES[dtype], arguments.schedule))
+                )
+            ),
         )
         for row in map(architecture, arguments.arch)
     ]

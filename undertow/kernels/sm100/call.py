@@ -79,6 +79,11 @@ def variant_named(name: str, dtype: DType, schedule: str | None = None) -> Varia
     )
 
 
+def used_for(variant: Variant) -> tuple[Variant, ...]:
+    """What computes calls that ask for a variant: here itself, whatever their sizes."""
+    return (variant,)
+
+
 def check_call(variant: Variant, tensors: BackwardTensors) -> None:
     """Refuse what the kernels cannot take.
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from undertow.kernels.sm90.launch import asked_attention, numbers, parts_for, planned
+from undertow.kernels.sm90.launch import asked_attention, numbers, parts_for, planned, settings_used
 from undertow.kernels.sm90.plan import WARPGROUPS
 from undertow.kernels.sm90.tensors import CLAIMS, PARTIAL_TILE, ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
@@ -18,7 +18,9 @@ from undertow.kernels.sm100.tensors import BackwardTensors, kv_tiles, query_tile
 from undertow.plan.attention import Attention, RowVariant
 from undertow.plan.schema import DType, Plan
 
-__all__ = ["Variant", "arguments", "check_call", "numbers_of", "variant_named", "variant_of", "workspace_floats"]
+__all__ = [
+    "Variant", "arguments", "check_call", "numbers_of", "used_for", "variant_named", "variant_of", "workspace_floats",
+]  # fmt: skip
 
 SPLIT = "split"  # the word for it in the name of a variant
 
@@ -44,10 +46,11 @@ class Variant:
 
 
 def variant_of(schedule: str | None, tensors: BackwardTensors, settings: Settings) -> Variant:
-    """The variant that a call asks for. schedule: the only one, or None.
+    """The variant that computes a call. schedule: the only one, or None.
 
     Raises: LaunchInputError naming an element type, schedule, option or scale without kernels.
     """
+    settings = settings_used(settings, tensors)
     asked = call.variant_of(None, tensors, settings)
     attention = asked_attention(settings, tensors)
     planned(schedule, asked.dtype, attention)
@@ -65,6 +68,15 @@ def variant_named(name: str, dtype: DType, schedule: str | None = None) -> Varia
     attention = replace(asked.attention, split=SPLIT in words)
     planned(schedule, dtype, attention)
     return Variant(asked.dtype, attention, asked.rows)
+
+
+def used_for(variant: Variant) -> tuple[Variant, ...]:
+    """What computes calls that ask for a variant, by their sizes: itself, with turns, with split groups, with both."""
+    in_turn = replace(variant.attention, deterministic=True), replace(variant.rows, deterministic=True)
+    kinds = [(variant.attention, variant.rows), *([] if variant.attention.softcap else [in_turn])]
+    every = [(replace(attention, split=split), rows) for split in (False, True) for attention, rows in kinds]
+    others = [replace(variant, attention=attention, rows=rows) for attention, rows in every]
+    return tuple(dict.fromkeys((variant, *others)))
 
 
 def check_call(variant: Variant, tensors: BackwardTensors) -> None:

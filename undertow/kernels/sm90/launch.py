@@ -13,6 +13,7 @@ import torch
 from undertow.kernels.compile import CompiledKernel, compile_kernel
 from undertow.kernels.sm90.parts import WAVE, parts_of
 from undertow.kernels.sm90.plan import plan as plan_of
+from undertow.kernels.sm90.storing import takes_turns
 from undertow.kernels.sm90.tensors import Workspaces, allocate_partial, allocate_workspaces, check_scale
 from undertow.kernels.sm100 import launch as sm100
 from undertow.kernels.sm100.descriptions import packing, query_grid, rows, scalars, tensor_map, tiles, vector
@@ -68,6 +69,21 @@ def asked_attention(settings: Settings, tensors: BackwardTensors) -> Attention:
     """The variant of attention that a call asks for; large groups are split."""
     attention = attention_of(settings, tensors)
     return replace(attention, split=parts_for(attention, tensors) > 1)
+
+
+def settings_used(settings: Settings, tensors: BackwardTensors) -> Settings:
+    """The settings of the kernels that a call on a GPU uses: as asked, or deterministic where turns cost less."""
+    attention = attention_of(settings, tensors)
+    items = num_items(tensors, parts_for(attention, tensors))
+    if takes_turns(attention, average_keys(tensors), settings.band, items):
+        return replace(settings, deterministic=True)
+    return settings
+
+
+def average_keys(tensors: BackwardTensors) -> int:
+    """Keys of a sequence, in the mean."""
+    given = tensors.batched
+    return given.k.shape[1] // (1 if given.sequences is None else max(1, given.sequences.count))
 
 
 def parts_for(attention: Attention, tensors: BackwardTensors) -> int:
