@@ -155,7 +155,7 @@ def test_type_and_device_tell_calls_apart_before_the_compiled_call_does():
     assert len({prepared._key(None, given, None) for given in others}) == 3  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("change", OPTIONS, ids=str)
+@pytest.mark.parametrize("change", OPTIONS, ids=lambda change: " ".join(change))
 def test_an_option_that_differs_gets_what_it_got_before(change, launches):
     compared(dense(), dense(**change), launches)
 
