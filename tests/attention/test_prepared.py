@@ -148,7 +148,14 @@ def test_tensors_that_differ_together_get_what_they_got_before(kind, launches):
     compared(base, base | {name: change(base[name]) for name, change in TOGETHER[kind].items()}, launches)
 
 
-@pytest.mark.parametrize("change", OPTIONS, ids=str)
+def test_type_and_device_tell_calls_apart_before_the_compiled_call_does():
+    """A plan is of one device: another must not be found for it."""
+    rows = tuple(dense()[name] for name in ("q", "k", "v", "out", "dout", "lse"))
+    others = (rows, tuple(x.half() for x in rows), tuple(x.to("meta") for x in rows))
+    assert len({prepared._key(None, given, None) for given in others}) == 3  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("change", OPTIONS, ids=lambda change: " ".join(change))
 def test_an_option_that_differs_gets_what_it_got_before(change, launches):
     compared(dense(), dense(**change), launches)
 

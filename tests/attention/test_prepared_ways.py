@@ -168,7 +168,8 @@ def test_the_operator_of_a_graph_goes_straight_the_second_time(launches):
 def test_what_a_call_needs_besides_a_launch_is_never_prepared(launches):
     wide = dense()["q"].transpose(-1, -2).contiguous().transpose(-1, -2)
     for changes in ({"q": wide}, {"learnable_sink": torch.zeros(4, dtype=torch.bfloat16)}, {"backend": "reference"}):
-        outcome(dense(**changes), launches)
+        kinds, who, _ = outcome(dense(**changes), launches)
+        assert len(kinds) >= 3 and sum(who.values()) == 1
     assert prepared._prepared == {}
 
 
