@@ -61,7 +61,7 @@ def test_a_schedule_is_clean(schedule, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 384, 130, 1), (1, 130, 250, 2)], ids=str)
-@pytest.mark.parametrize(("shift", "schedule"), enumerate(SCHEDULES))
+@pytest.mark.parametrize(("shift", "schedule"), list(enumerate(SCHEDULES)))
 def test_a_schedule_is_clean_in_every_order(shift, schedule, shape):
     """Ten orders, as what the observers say does not hang on who happens to come first."""
     for options in orders(shift):
@@ -98,7 +98,7 @@ def test_a_missing_alias_guard_is_found_and_named(schedule, guard, over, options
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("guard", "over"), [("P", "S"), ("dS", "dP")])
-@pytest.mark.parametrize(("shift", "schedule"), enumerate(["aliased", "signals"]))
+@pytest.mark.parametrize(("shift", "schedule"), list(enumerate(["aliased", "signals"])))
 def test_a_missing_alias_guard_is_found_in_every_order(shift, schedule, guard, over):
     for options in orders(shift):
         assert_names_the_hazard(found_aliases(schedule, guard, options), guard, over)
