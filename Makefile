@@ -8,8 +8,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
-# one worker a core: torch need not start threads of its own beside them
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/pytest -q -n $(WORKERS)
+# One worker a core: torch need not start threads of its own beside them. Each has tests in their order, so that it
+# compiles and decodes a kernel once, until it has none left and takes half of another's.
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/pytest -q -n $(WORKERS) --dist worksteal
 
 .PHONY: demo test style types size docs proofs fast clean
 .NOTPARALLEL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -12,6 +13,16 @@ from hypothesis import settings
 settings.register_profile("proof", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "proof"))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay until the end: garbage is looked for among what came later, and less often.
+
+    Tracing a kernel and decoding its PTX make objects by the million, few of them in cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from dataclasses import dataclass
 
@@ -69,9 +68,9 @@ class EmulatedBackward:
         return executed / max(1, self.tile_iterations)
 
 
-@functools.lru_cache(maxsize=128)  # decoding takes longer than running a small batch; `undertow sweep` has 96 kernels
 def program(ptx: str, entry: str) -> emulator.Program:
-    return emulator.load_program(ptx, entry)
+    """The kernel decoded, from memory where it is remembered."""
+    return emulator.remembered_program(ptx, entry)
 
 
 def backward(

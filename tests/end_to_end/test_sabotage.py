@@ -92,7 +92,9 @@ def run(ptx_edit=lambda text: text, launch_edit=unchanged) -> tuple[Errors | Non
         is_main = kernel is compiled.main
         try:
             result = emulator.launch(
-                ptx_edit(kernel.ptx) if is_main else kernel.ptx, launch_edit(launch) if is_main else launch
+                ptx_edit(kernel.ptx) if is_main else kernel.ptx,
+                launch_edit(launch) if is_main else launch,
+                emulator.Options("auto"),
             )
         except EmulatorError:
             return None, findings

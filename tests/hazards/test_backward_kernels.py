@@ -21,8 +21,14 @@ from undertow.kernels.sm100.plan import SCHEDULES, plan
 from undertow.plan.schema import Plan
 
 QUICK = (Options(), Options(completion="late"), Options(schedule=1, completion=("seeded", 1)))
-SEEDS = range(10)
-SHAPE = (1, 256, 384, 1)
+SHAPE = (1, 256, 256, 1)  # two CTAs, which meet in dQ, of two trips each
+
+
+def orders(shift: int) -> list[Options]:
+    """Ten orders of warps, each with one of the three completions; `shift` gives each order another one."""
+    return [
+        Options(schedule=seed, completion=("eager", "late", ("seeded", seed))[(seed + shift) % 3]) for seed in range(10)
+    ]
 
 
 @cache
@@ -55,12 +61,11 @@ def test_a_schedule_is_clean(schedule, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1, 384, 130, 1), (1, 130, 250, 2)], ids=str)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_schedule_is_clean_in_every_order(schedule, shape):
-    for seed in SEEDS:
-        for completion in ("eager", "late", ("seeded", seed)):
-            options = Options(schedule=seed, completion=completion)
-            assert complaints(backward(plan(schedule), shape, options)) == [], options
+@pytest.mark.parametrize(("shift", "schedule"), list(enumerate(SCHEDULES)))
+def test_a_schedule_is_clean_in_every_order(shift, schedule, shape):
+    """Ten orders, as what the observers say does not hang on who happens to come first."""
+    for options in orders(shift):
+        assert complaints(backward(plan(schedule), shape, options)) == [], options
 
 
 def found_aliases(schedule: str, guard: str, options: Options) -> list[emulator.Finding]:
@@ -93,12 +98,10 @@ def test_a_missing_alias_guard_is_found_and_named(schedule, guard, over, options
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("guard", "over"), [("P", "S"), ("dS", "dP")])
-@pytest.mark.parametrize("schedule", ["aliased", "signals"])
-def test_a_missing_alias_guard_is_found_in_every_order(schedule, guard, over):
-    for seed in SEEDS:
-        for completion in ("eager", "late", ("seeded", seed)):
-            findings = found_aliases(schedule, guard, Options(schedule=seed, completion=completion))
-            assert_names_the_hazard(findings, guard, over)
+@pytest.mark.parametrize(("shift", "schedule"), list(enumerate(["aliased", "signals"])))
+def test_a_missing_alias_guard_is_found_in_every_order(shift, schedule, guard, over):
+    for options in orders(shift):
+        assert_names_the_hazard(found_aliases(schedule, guard, options), guard, over)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -160,11 +160,19 @@ def test_the_key_follows_configuration_environment_and_sources(tmp_path, monkeyp
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setattr(compiling, "PACKAGE", tmp_path)
     for changed in ("kernels/sm100/roles/mma.py", "plan/schema.py"):
-        (tmp_path / changed).write_text("first")
-        keys.append(compiling._key("x", 1, build))
-        (tmp_path / changed).write_text("second")
-        keys.append(compiling._key("x", 1, build))
+        for content in ("first", "second"):
+            (tmp_path / changed).write_text(content)
+            compiling._digest_of_sources.cache_clear()  # as in the next process
+            keys.append(compiling._key("x", 1, build))
     assert len(set(keys)) == len(keys)
+
+
+def test_the_key_follows_the_source_of_what_is_built(tmp_path):
+    keys = []
+    for content in ("first", "second"):
+        (tmp_path / "own.py").write_text(content)
+        keys.append(compiling._key("x", 1, eval(compile("lambda: None", tmp_path / "own.py", "eval"))))
+    assert keys[0] != keys[1]
 
 
 def test_a_configuration_without_a_stable_repr_is_refused():

@@ -154,7 +154,10 @@ def _first_sequence(batch: Batch) -> Batch:
 @few
 @given(data=st.data())
 def test_spellings_of_a_mask_are_one_mask(options, data):
-    """Bounds that nobody reaches, and the tighter of two: the same bits, though other kernels make them."""
+    """Bounds that nobody reaches, and the tighter of two: the same bits, though other kernels make them.
+
+    Every spelling is one more kernel to compile; a softcap, which is applied before any mask, meets one of each mask.
+    """
     batch = data.draw(problems(options, lengths=_square(options)))
     far = batch.q.shape[-3]
     spellings = {
@@ -164,7 +167,7 @@ def test_spellings_of_a_mask_are_one_mask(options, data):
         "left": [{"window": (70, far)}, {"window": (70, 2**31)}],
     }[options.mask]
     plain = results(batch, options)
-    for spelling in spellings:
+    for spelling in spellings if options.softcap is None else spellings[:1]:
         scoring = dataclasses.replace(batch.scoring, **{"causal": False, "window": (None, None), **spelling})
         other = results(dataclasses.replace(batch, scoring=scoring), options)
         assert_equal(other, plain["dq"], plain["dk"], plain["dv"])

@@ -19,8 +19,9 @@ def program(pattern: Pattern, failure: str | None) -> emulator.Program:
     return emulator.load_program(pattern.compiled(failure).ptx)
 
 
+@cache
 def findings(pattern: Pattern, failure: str | None, setting: Setting) -> list[emulator.Finding]:
-    """What all observers say about one launch, which an error may have cut short."""
+    """What all observers say about one launch, which an error may have cut short; the same every time."""
     case = pattern.case()
     observers = all_observers()
     try:

@@ -16,12 +16,12 @@ from .events import EventBus
 from .machine import Machine
 from .observers.base import Finding, Observer
 from .observers.failure import findings_after
-from .program import Program, load_program
+from .program import Program, load_program, remembered_program
 
 __all__ = [
     "Deadlock", "EmulatorError", "Finding", "Ints", "Launch", "LaunchError", "MemoryFault", "NumberLabels", "Observer",
     "Opaque", "Options", "Pointer", "Program", "ProtocolError", "Result", "Tensor", "TensorMap", "UnsupportedPtx",
-    "launch", "load_program",
+    "launch", "load_program", "remembered_program",
 ]  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def launch(
     """Run a kernel; it reads and writes the arrays of the description in place.
 
     Args:
-        module: PTX text, a parsed module, or a Program of `load_program` (saves decoding when a kernel runs often).
+        module: PTX text, which is decoded once while it is remembered; a parsed module; or a Program of `load_program`.
         description: the launch: grid, block, dynamic shared memory, one value per `.param`.
         options: back end, schedule, completion; see Options.
         observers: objects that watch events and return findings; results are the same with and without them.
@@ -112,7 +112,10 @@ def launch(
     """
     options = options or Options()
     _check_options(options, observers)
-    program = module if isinstance(module, Program) else load_program(module, description.kernel)
+    if isinstance(module, str):
+        program = remembered_program(module, description.kernel)
+    else:
+        program = module if isinstance(module, Program) else load_program(module, description.kernel)
     if options.backend != "numpy" and not observers:
         compiled = _compiled_result(program, description, options)
         if compiled is not None:

@@ -4,7 +4,7 @@ Both back ends start from a Program; nothing here depends on how instructions ar
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from undertow import ptx
 
@@ -99,6 +99,12 @@ def load_program(module: ptx.Module | str, kernel: str | None = None) -> Program
     return Program(
         module, function, code, _find_blocks(function, code), slots, num_slots, shared, dynamic_base, local, local_bytes
     )
+
+
+@lru_cache(maxsize=128)  # decoding takes longer than running a small batch; `undertow sweep` has 96 kernels
+def remembered_program(text: str, kernel: str | None = None) -> Program:
+    """`load_program` of PTX text, which decodes the same text once while it is remembered: a Program never changes."""
+    return load_program(text, kernel)
 
 
 def _assign_slots(function: ptx.Function) -> tuple[dict[str, Slot], dict[str, int]]:

@@ -9,6 +9,7 @@ everything that can change them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import io
 import json
@@ -166,12 +167,17 @@ def _key(name: str, config: object, build: Build, more: tuple[str, ...] = (ARCH,
     described = repr(config)
     assert " at 0x" not in described, f"the repr of config holds a memory address, so it is no key: {described}"
     environment = sorted(item for item in os.environ.items() if item[0].startswith("CUTE_DSL_"))
-    sources = [path for folder in _KEY_FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
     own_source = Path(build.__code__.co_filename) if hasattr(build, "__code__") else None
-    if own_source is not None and own_source.is_file():
-        sources.append(own_source)
-    named = [(str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else path.name, path) for path in sources]
-    return cache.key_of((name, described, toolchain_version(COMPILER), repr(environment), *more), named)
+    own = [] if own_source is None or not own_source.is_file() else [(own_source.name, own_source)]
+    parts = (name, described, toolchain_version(COMPILER), repr(environment), *more, _digest_of_sources(PACKAGE))
+    return cache.key_of(parts, own)
+
+
+@functools.cache  # this process has imported them once; reading them again takes longer than fetching a kernel
+def _digest_of_sources(package: Path) -> str:
+    """Of the sources that make kernels."""
+    paths = [path for folder in _KEY_FOLDERS for path in sorted((package / folder).rglob("*.py"))]
+    return cache.key_of((), [(str(path.relative_to(package)), path) for path in paths])
 
 
 def _compile(name: str, target: str, build: Build, events: bool) -> CompiledKernel:
