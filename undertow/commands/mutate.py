@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
-from undertow.commands.targets import add_schedule, add_target, own_kernel, settings_of, shape_of
+from undertow.commands.targets import add_schedule, add_target, own_kernel, settings_of, shapes_of
 from undertow.emulator import EmulatorError
 from undertow.inputs import InputError
 from undertow.kernels.backward import plan_named, schedules_of
@@ -57,22 +58,24 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """
     settings = settings_of(arguments)
     kernel = own_kernel(arguments)
-    ours = kernel is None
     asked = [arguments.schedule] if arguments.schedule else None
     name = schedules_of(arguments.arch, asked)[-1] if kernel is None else kernel.name
-    path = arguments.survivors or (FOLDER / f"{arguments.arch}.toml" if ours else None)
+    path = arguments.survivors or (FOLDER / f"{arguments.arch}.toml" if kernel is None else None)
     reasons = reasons_for(read_reasons(Path(path)) if path else [], name)
-    kernel = kernel or _main_kernel(arguments, name, progress)
+    problems = [kernel] if kernel else _problems(arguments, name, progress)
     kinds = set(arguments.kind or KINDS)
-    report = mutate(kernel, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step)
+    report = mutate(problems, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step)
     return outcome(report, name)
 
 
-def _main_kernel(arguments: argparse.Namespace, schedule: str, progress: Progress) -> Kernel:
+def _problems(arguments: argparse.Namespace, schedule: str, progress: Progress) -> list[Kernel]:
+    """The main kernel on every shape that is asked for, named by its query rows and keys."""
     from undertow.backward_case import main_case
 
     progress.step(f"compiling {schedule}")
-    return main_case(plan_named(arguments.arch, schedule), shape_of(arguments), arguments.seed or 0, arguments.arch)
+    plan, seed = plan_named(arguments.arch, schedule), arguments.seed or 0
+    cases = [(shape, main_case(plan, shape, seed, arguments.arch)) for shape in shapes_of(arguments)]
+    return [replace(case, name=f"main on {shape.seqlen_q} by {shape.seqlen_k}") for shape, case in cases]
 
 
 def outcome(report: Report, name: str) -> Outcome:
