@@ -47,8 +47,9 @@ def check(
 ) -> Check:
     """Run a launch on the NumPy machine under the standard observers.
 
-    plan: names warps, buffers and regions in findings. strict: see `undertow.emulator.observers.race`; elect.sync, which
-    may choose any lane, then chooses the highest. also: further observers, such as `Coverage`. The kernel writes into the arrays of the launch, as in `emulator.launch`.
+    plan: names warps, buffers and regions in findings. strict: see `undertow.emulator.observers.race`; elect.sync then
+    chooses the highest lane, since it may choose any. also: further observers, such as `Coverage`. The kernel writes
+    into the arrays of the launch, as in `emulator.launch`.
     Raises: what `emulator.launch` raises before the kernel runs (bad PTX, unsupported PTX, a launch that does not fit).
     """
     observers = [*all_observers(strict, plan, PlanLabels(plan) if plan else None), *also]

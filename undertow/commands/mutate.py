@@ -64,7 +64,8 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     reasons = reasons_for(read_reasons(Path(path)) if path else [], name)
     problems = [kernel] if kernel else _problems(arguments, name, progress)
     kinds = set(arguments.kind or KINDS)
-    report = mutate(problems, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step)
+    step, jobs = progress.step, arguments.jobs
+    report = mutate(problems, settings, reasons, lambda mutant: mutant.name.kind in kinds, jobs, step)
     return outcome(report, name)
 
 

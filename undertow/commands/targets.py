@@ -71,7 +71,7 @@ def own_kernel(arguments: argparse.Namespace) -> Kernel | None:
 
 
 def shapes_of(arguments: argparse.Namespace) -> list[Shape]:
-    """The shapes of the random batches: one if any extent is given, otherwise all that the kernels take to do it all."""
+    """The shapes of the random batches: one if any extent is given, otherwise what shows all that the kernels do."""
     given = {name: getattr(arguments, name) for name in Shape._fields if getattr(arguments, name) is not None}
     shape = DEFAULT_SHAPES[arguments.arch]
     return [shape._replace(**given)] if given else [shape, *MORE_SHAPES.get(arguments.arch, ())]

@@ -30,8 +30,9 @@ def mutate(
 ) -> Report:
     """Judge every mutant of a kernel that is `chosen`, each on all problems until something shows.
 
-    problems: launches of that one kernel; the first is run under all settings, the others under the first. reasons: justifications by name. step: told what is being done. Of reasons that match no synchronisation the
-    report speaks only if all mutants are chosen.
+    problems: launches of that one kernel; the first is run under all settings, the others under the first. reasons:
+    justifications by name. step: told what is being done. Of reasons that match no synchronisation the report speaks
+    only if all mutants are chosen.
     Raises: CaseError if the kernel itself has findings; EmulatorError if it cannot be run.
     """
     begin = time.perf_counter()
