@@ -19,9 +19,12 @@ ARCH = "sm100"  # of the kernels that commands take if nobody says
 DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
 DEFAULT_SHAPES = {ARCH: DEFAULT_SHAPE, "sm90": DEFAULT_SHAPE._replace(seqlen_q=430)}
 
-# What one key/value tile for a CTA does not show: more of them than the ring that announces them has stages, first with
-# one query tile each, then with three, of which the last is one of the loop that has no masks.
-MORE_SHAPES = {"sm90": tuple(DEFAULT_SHAPE._replace(seqlen_q=rows, seqlen_k=2176) for rows in (100, 300))}
+# What one key/value tile for a CTA does not show: more of them than the ring of eight that announces them has stages.
+# Ten with one query tile each, so that a stage is handed back twice; then nine with three, of which the last is one of
+# the loop that has no masks.
+MORE_SHAPES = {
+    "sm90": tuple(DEFAULT_SHAPE._replace(seqlen_q=rows, seqlen_k=keys) for rows, keys in ((100, 2400), (300, 2176)))
+}
 
 
 def add_schedule(parser: argparse.ArgumentParser, default: str, **more: Any) -> None:
