@@ -27,6 +27,7 @@ def _listed(words: dict[str, str]) -> str:
 DESCRIPTION = f"""\
 Neutralise every synchronisation of a kernel, one at a time, in its PTX, and run each mutant as `undertow check` does,
 until an observer reports something or a result is wrong. Without options: the main kernel of `split`.
+Unless an extent is given, the kernel of sm90 has three problems: one does not show all that it does.
 
 A mutant that nobody notices survives; the reason is kept as data, under {FOLDER.name}/ of this package or in the file
 given with --survivors. Exit code 0: every survivor has one. 1: some have none, or a reason is stale. 2: bad input.
