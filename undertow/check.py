@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from undertow import emulator, ptx
@@ -47,11 +47,15 @@ def check(
 ) -> Check:
     """Run a launch on the NumPy machine under the standard observers.
 
-    plan: names warps, buffers and regions in findings. strict: see `undertow.emulator.observers.race`. also: further
-    observers, such as `Coverage`. The kernel writes into the arrays of the launch, as in `emulator.launch`.
+    plan: names warps, buffers and regions in findings. strict: see `undertow.emulator.observers.race`; elect.sync then
+    chooses the highest lane, since it may choose any. also: further observers, such as `Coverage`. The kernel writes
+    into the arrays of the launch, as in `emulator.launch`.
     Raises: what `emulator.launch` raises before the kernel runs (bad PTX, unsupported PTX, a launch that does not fit).
     """
     observers = [*all_observers(strict, plan, PlanLabels(plan) if plan else None), *also]
+    options = options or emulator.Options()
+    if strict:
+        options = replace(options, elected="highest")
     start = time.perf_counter()
     try:
         result = emulator.launch(module, launch, options, observers)

@@ -10,8 +10,8 @@ from tests.mutate.kernels import HANDOVER, LAUNCH, SURVIVORS, without_the_wait_f
 from undertow import cli
 
 ROW_KEYS = {
-    "role", "function", "kind", "form", "about", "place", "ordinal", "lines", "verdict", "rules", "strict", "setting",
-    "shown", "runs", "category", "because", "protocol_only",
+    "role", "function", "kind", "form", "about", "place", "ordinal", "lines", "verdict", "rules", "strict", "problem",
+    "setting", "shown", "runs", "category", "because", "protocol_only",
 }  # fmt: skip
 
 

@@ -50,6 +50,14 @@ def test_collectives(instruction, expected):
     assert collect(instruction) == expected
 
 
+def test_the_highest_lane_may_be_elected():
+    body = "elect.sync %r1|%q1, -1; selp.u32 %r1, 7, %r1, %q1;"
+    assert collect(body, options=emu.Options(elected="highest")) == [31] * 31 + [7]
+    for options in (emu.Options(elected="any"), emu.Options(elected="highest", backend="compiled")):
+        with pytest.raises(emu.LaunchError, match="elected: "):
+            collect(body, options=options)
+
+
 def test_divergent_lanes_meet_again():
     body = """
     and.b32 %r2, %t, 3; setp.eq.u32 %q1, %r2, 0; setp.eq.u32 %q2, %r2, 1;

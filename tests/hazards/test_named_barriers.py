@@ -55,3 +55,12 @@ def test_an_arrival_without_waiting_orders_what_was_before_it():
     )
     found = watch(late)
     assert found.always <= {"race"} and "race" in found.rules and found.rules <= {"race", "uninitialised-read"}
+
+
+def test_an_arrival_that_nobody_waits_for_is_told_of():
+    """Advice: the ISA does not say what becomes of it when the CTA ends."""
+    arrived = role(0, "    bar.arrive 3, 64;\n")
+    left, matched = watch(arrived), watch(arrived + role(1, "    bar.sync 3, 64;\n"))
+    assert left.rules == set() and left.advice == {"named-barrier-leftover"}
+    assert "named barrier 3" in left.text and "32 of 64 threads have arrived, of warps 0" in left.text
+    assert matched.text == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hazards.kernels import LANE_WORD, arrive, assert_twins, elected, init, own_word, role, wait, watch
+from tests.hazards.kernels import LANE_WORD, arrive, assert_twins, elected, init, one_lane, own_word, role, wait, watch
 
 STORE = own_word() + "    st.shared.u32 [%r60], %thread;\n"
 NEIGHBOUR = """
@@ -34,6 +34,17 @@ def test_an_elected_arrival_speaks_for_the_others_only_after_a_join():
         return init(1) + sender + role(1, wait(0, 0) + LANE_WORD + "    ld.shared.u32 %r57, [%r60];\n")
 
     assert_twins(body(SYNC), body(""), "warp-sync")
+
+
+def test_which_lane_is_elected_is_open_by_the_letter_of_the_isa():
+    """Lane 0 stores; whether the elected lane is another one shows in strict mode."""
+
+    def body(join: str) -> str:
+        sender = role(0, one_lane(STORE) + join + elected(arrive(0)))
+        return init(1) + sender + role(1, wait(0, 0) + "    ld.shared.u32 %r57, [data];\n")
+
+    assert watch(body("")).rules == set()
+    assert_twins(body(SYNC), body(""), "warp-sync", strict=True)
 
 
 def test_arrivals_of_all_lanes_need_no_join():

@@ -156,6 +156,14 @@ WAITS_TWICE = (
 )
 """The same, but the producer signals each round on a second mbarrier as well, and the consumer waits for both."""
 
+COUNTED = (
+    HANDOVER.replace("(.param .u64 y)", "(.param .u64 y, .param .u32 rounds)")
+    .replace("    bar.sync 0;\n", "    bar.sync 0;\n    setp.eq.s32 %p1, %r11, 0;\n    @%p1 bra END;\n")
+    .replace("    mov.u32 %r1, %tid.x;\n", "    mov.u32 %r1, %tid.x;\n    ld.param.u32 %r11, [rounds];\n")
+    .replace("%r6, 3;", "%r6, %r11;")
+)
+"""The same, but the launch says how many rounds there are; both loops are skipped if none."""
+
 SAME_LANES = """\
 .version 8.8
 .target sm_100a
@@ -214,6 +222,13 @@ def handover(text: str = HANDOVER) -> Kernel:
     """The kernel with a result that nobody has written yet."""
     y = np.full((ROUNDS, 32), -1, np.int32)
     return Kernel("handover", text, Launch((1,), (64,), (Pointer(y, name="y"),), dynamic_smem=152, labels=LABELS))
+
+
+def rounds(count: int) -> Kernel:
+    """The kernel that is told how many rounds there are."""
+    y = np.full((ROUNDS, 32), -1, np.int32)
+    launch = Launch((1,), (64,), (Pointer(y, name="y"), count), dynamic_smem=152, labels=LABELS)
+    return Kernel(f"handover of {count}", COUNTED, launch)
 
 
 def expected() -> np.ndarray:

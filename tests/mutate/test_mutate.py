@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ import pytest
 from tests.mutate.kernels import (
     HANDOVER,
     MEET_APART,
+    ROUNDS,
     SURVIVORS,
     WAITS_TWICE,
     expected,
     handover,
+    rounds,
     without_the_wait_for_full,
 )
 from undertow import emulator
@@ -47,7 +50,7 @@ def reasons(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(reasons) -> Report:
-    return mutate(handover(), SETTINGS, reasons)
+    return mutate([handover()], SETTINGS, reasons)
 
 
 def test_the_kernel_itself_is_right():
@@ -79,28 +82,28 @@ def test_survivors_with_a_reason_are_explained(report):
 
 def test_a_survivor_without_a_reason_fails(reasons):
     fewer = {name: reason for name, reason in reasons.items() if reason.category != "first-pass"}
-    report = mutate(handover(), SETTINGS[:1], fewer)
+    report = mutate([handover()], SETTINGS[:1], fewer)
     assert not report.ok and [row.mutant.name.about for row in report.unexplained] == ["empty"]
 
 
 def test_a_reason_for_what_is_needed_is_stale(reasons):
-    (wait,) = (m.name for m in mutants(handover()) if m.name.kind == "wait" and m.name.role == "consumer")
-    report = mutate(handover(), SETTINGS[:1], {**reasons, wait: next(iter(reasons.values()))})
+    (wait,) = (m.name for m in mutants([handover()]) if m.name.kind == "wait" and m.name.role == "consumer")
+    report = mutate([handover()], SETTINGS[:1], {**reasons, wait: next(iter(reasons.values()))})
     assert not report.ok and report.stale == [f"{wait}: has a reason, but {BY_RULE}"]
 
 
 def test_a_reason_for_what_does_not_exist_is_stale(reasons):
     without = HANDOVER.replace("    fence.proxy.async.shared::cta;\n", "")
-    report = mutate(handover(without), SETTINGS[:1], reasons)
+    report = mutate([handover(without)], SETTINGS[:1], reasons)
     (line,) = report.stale
     assert not report.ok and line.startswith("producer: proxy-fence before full") and "no such" in line
-    chosen = mutate(handover(without), SETTINGS[:1], reasons, lambda mutant: mutant.name.kind == "wait")
+    chosen = mutate([handover(without)], SETTINGS[:1], reasons, lambda mutant: mutant.name.kind == "wait")
     assert chosen.ok, "where only some mutants are tried, the others' reasons are not judged"
 
 
 def test_a_barrier_of_two_roles_is_also_taken_away_as_a_whole():
     """One side gone is a deadlock, which says nothing about the barrier; both gone says that it is not needed."""
-    report = mutate(handover(MEET_APART), SETTINGS, {}, lambda mutant: mutant.name.about == "end")
+    report = mutate([handover(MEET_APART)], SETTINGS, {}, lambda mutant: mutant.name.about == "end")
     got = {(row.mutant.name.role, row.mutant.name.kind, row.mutant.name.place): row.verdict for row in report.rows}
     assert set(got) == {
         *((role, kind, "after") for role in ("producer", "consumer") for kind in ("barrier", "narrowed")),
@@ -112,7 +115,7 @@ def test_a_barrier_of_two_roles_is_also_taken_away_as_a_whole():
 
 def test_waits_that_imply_each_other_are_missed_by_their_protocol_only():
     """The store comes before both arrivals, so either wait orders it; the wait for the empty tile has no such twin."""
-    report = mutate(handover(WAITS_TWICE), SETTINGS, {}, lambda mutant: mutant.name.kind == "wait")
+    report = mutate([handover(WAITS_TWICE)], SETTINGS, {}, lambda mutant: mutant.name.kind == "wait")
     spare = {row.mutant.name.about: row.verdict for row in report.protocol_only}
     assert set(spare) == {"full", "again"}
     for verdict in spare.values():
@@ -122,26 +125,38 @@ def test_waits_that_imply_each_other_are_missed_by_their_protocol_only():
     assert "race" in {finding.rule for finding in check(own.program(), own.launch).errors}
 
 
+def test_what_one_problem_does_not_execute_another_may_miss():
+    """The consumer's rounds are a number of the launch: without any, nobody misses the wait for a full tile."""
+    idle, busy = (rounds(count) for count in (0, ROUNDS))
+    every = {(m.name.role, m.name.kind): m for m in mutants([idle, busy]) if m.name.place == "in"}
+    assert every["consumer", "wait"].problems == (1,)
+    report = mutate([idle, busy], SETTINGS, {}, lambda mutant: mutant.name.about == "full")
+    by = {row.mutant.name.kind: row.verdict for row in report.rows}
+    assert by["wait"].problem == busy.name and by["wait"].runs == 1 and "race" in by["wait"].rules
+    (fence,) = mutate([idle, busy], SETTINGS, {}, lambda mutant: mutant.name.kind == "proxy-fence").rows
+    assert fence.survived and fence.verdict.runs == 1 + 1, "the second problem under one setting, then in strict mode"
+
+
 def test_a_wrong_result_kills_where_no_rule_speaks():
     kernel = handover()
-    judge = trial(kernel, SETTINGS)
-    (arrive,) = (m for m in mutants(kernel) if m.name.kind == "proxy-fence")
+    judge = trial([kernel], SETTINGS)
+    (arrive,) = (m for m in mutants([kernel]) if m.name.kind == "proxy-fence")
     (edit,) = arrive.edits
-    wrong = type(arrive)(arrive.name, arrive.lines, (type(edit)(edit.start, edit.end, "st.shared.b32 [%r5], %r2;"),))
+    wrong = replace(arrive, edits=(replace(edit, text="st.shared.b32 [%r5], %r2;"),))
     verdict = judge(wrong)
     assert verdict.how == BY_RESULT and verdict.shown.startswith("y: 64 of 96 elements differ") and verdict.runs == 1
 
 
 def test_a_trial_travels_to_other_processes():
     kernel = handover()
-    judge = pickle.loads(pickle.dumps(trial(kernel, SETTINGS[:1])))
-    mutant = next(m for m in mutants(kernel) if m.name.kind == "wait" and m.name.role == "consumer")
+    judge = pickle.loads(pickle.dumps(trial([kernel], SETTINGS[:1])))
+    mutant = next(m for m in mutants([kernel]) if m.name.kind == "wait" and m.name.role == "consumer")
     assert judge(pickle.loads(pickle.dumps(mutant))).how == BY_RULE
 
 
 def test_a_kernel_with_findings_cannot_be_mutated():
     with pytest.raises(CaseError, match=r"handover has findings before anything is taken away .*, first race: "):
-        mutate(handover(without_the_wait_for_full()), SETTINGS, {})
+        mutate([handover(without_the_wait_for_full())], SETTINGS, {})
 
 
 def test_other_orders_of_sums_are_no_difference():

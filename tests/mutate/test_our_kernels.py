@@ -73,7 +73,7 @@ def test_the_barriers_of_the_other_schedules_are_needed_or_explained(capfd, sche
 def test_of_the_two_fences_of_the_set_up_one_is_needed():
     """Each is redundant beside the other; without both, engines meet mbarriers whose init nobody has fenced."""
     kernel = main_case(plan("split"), DEFAULT_SHAPE)
-    fences = [m for m in mutants(kernel) if m.name.function == "set_up" and m.name.kind.endswith("-fence")]
+    fences = [m for m in mutants([kernel]) if m.name.function == "set_up" and m.name.kind.endswith("-fence")]
     assert [m.name.kind for m in fences] == ["init-fence", "proxy-fence"]
     both = kernel.program(mutated(kernel.ptx, [edit for m in fences for edit in m.edits]))
     (own,) = fresh([kernel])
@@ -83,7 +83,7 @@ def test_of_the_two_fences_of_the_set_up_one_is_needed():
 def test_what_is_left_of_a_narrowed_signal_barrier_is_the_schedule_signals():
     """`aliased` with its two signal barriers narrowed, and without the second guard of dS, is clean and right."""
     kernel = main_case(plan("aliased"), DEFAULT_SHAPE)
-    barriers = [m for m in mutants(kernel) if m.name.about == "compute"]
+    barriers = [m for m in mutants([kernel]) if m.name.about == "compute"]
     narrowed = [m for m in barriers if m.name.kind == "narrowed" and m.name.ordinal in (2, 5)]
     gone = [m for m in barriers if m.name.kind == "barrier" and m.name.ordinal == 4]
     assert len(narrowed) == 2 and len(gone) == 1

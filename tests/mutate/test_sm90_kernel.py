@@ -8,72 +8,125 @@ from collections.abc import Callable
 
 import pytest
 
-from undertow import cli
-from undertow.backward_case import main_case
+from undertow import cli, emulator
+from undertow.backward_case import batch_case, main_case
 from undertow.cases import Kernel, fresh
 from undertow.check import Check, check
-from undertow.commands.targets import DEFAULT_SHAPES
+from undertow.commands.targets import DEFAULT_SHAPES, MORE_SHAPES
 from undertow.emulator import Options
+from undertow.inputs import Shape, random_batch
 from undertow.kernels.backward import plan_named
 from undertow.mutate import FOLDER, Mutant, mutants, read_reasons
 from undertow.mutate.sites import mutated
+from undertow.reference import Scoring
 
-ARCH = "sm90"
+ARCH, SCHEDULE = "sm90", "pingpong"
 LATE = Options(schedule=0, completion="late")
+ONE_EACH, SEVERAL = DEFAULT_SHAPES[ARCH], Shape(1, 100, 384, 1)  # key/value tiles of a CTA; together they execute all
+RING = MORE_SHAPES[ARCH][0]
+RING_EMPTY = {f"schedule_{role}_item.empty" for role in ("compute", "reduce")}
 BURST = (3, 4, 5)  # the fences before dQ, dV and dK in the loop of masked tiles
-SPARED = {  # what stays when everything else that is explained is gone: kind, place, ordinal
-    ("init-fence", "before", 1),
-    ("mma-fence", "in", 3),
-    ("mma-fence", "in", 8),
-    ("mma-fence", "after", 1),
+SPARED = {  # what stays when everything else that is explained is gone: role, kind, place, ordinal
+    ("load", "init-fence", "before", 1),
+    ("compute", "mma-fence", "in", 3),
+    ("compute", "mma-fence", "in", 8),
+    ("compute", "mma-fence", "after", 1),
+    ("compute", "warp-sync", "in", 1),
 }
 
 
 @functools.cache
-def kernel() -> Kernel:
-    return main_case(plan_named(ARCH, "pingpong"), DEFAULT_SHAPES[ARCH], arch=ARCH)
+def kernel(shape: Shape) -> Kernel:
+    return main_case(plan_named(ARCH, SCHEDULE), shape, arch=ARCH)
+
+
+@functools.cache
+def every() -> list[Mutant]:
+    return mutants([kernel(shape) for shape in (ONE_EACH, SEVERAL)])
 
 
 @functools.cache
 def explained() -> list[Mutant]:
     """The mutants that somebody has given a reason for."""
     names = {name for reason in read_reasons(FOLDER / f"{ARCH}.toml") for name in reason.names}
-    found = [mutant for mutant in mutants(kernel()) if mutant.name in names]
+    found = [mutant for mutant in every() if mutant.name in names]
     assert len(found) == len(names), "a reason that speaks of no synchronisation"
     return found
 
 
-def without(chosen: Callable[[Mutant], bool], strict: bool = False) -> tuple[Check, dict[str, bytes]]:
-    """What the observers say without the chosen ones, and the results."""
-    edits = [edit for mutant in explained() if chosen(mutant) for edit in mutant.edits]
-    (own,) = fresh([kernel()])
-    checked = check(kernel().program(mutated(kernel().ptx, edits)), own.launch, LATE, strict=strict)
+def without(shape: Shape, gone: list[Mutant], strict: bool = False) -> tuple[Check, dict[str, bytes]]:
+    """What the observers say of the kernel without some synchronisations, and its results."""
+    (own,) = fresh([kernel(shape)])
+    program = own.program(mutated(own.ptx, [edit for mutant in gone for edit in mutant.edits]))
+    checked = check(program, own.launch, LATE, strict=strict)
     return checked, {name: array.tobytes() for name, array in own.arrays.items()}
 
 
-def place(mutant: Mutant) -> tuple[str, str, int]:
-    return mutant.name.kind, mutant.name.place, mutant.name.ordinal
+def place(mutant: Mutant) -> tuple[str, str, str, int]:
+    return mutant.name.role, mutant.name.kind, mutant.name.place, mutant.name.ordinal
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_nobody_misses_all_that_is_explained_at_once(strict):
-    whole, expected = without(lambda mutant: False, strict)
-    spare, found = without(lambda mutant: place(mutant) not in SPARED, strict)
-    assert whole.clean and spare.clean
+@pytest.mark.parametrize("shape", [ONE_EACH, SEVERAL], ids=["one each", "several"])
+def test_nobody_misses_all_that_is_explained_at_once(shape):
+    whole, expected = without(shape, [], strict=True)
+    spare, found = without(shape, [mutant for mutant in explained() if place(mutant) not in SPARED], strict=True)
+    assert not whole.findings and not spare.findings
     assert found == expected
 
 
 @pytest.mark.parametrize(
-    ("chosen", "rule"),
+    ("shape", "chosen", "rule"),
     [
-        (lambda mutant: mutant.name.function == "set_up", "missing-proxy-fence"),
-        (lambda mutant: place(mutant) in {("mma-fence", "in", which) for which in BURST}, "wgmma-fence-missing"),
+        (ONE_EACH, lambda mutant: mutant.name.function == "set_up", "missing-proxy-fence"),
+        (ONE_EACH, lambda mutant: place(mutant)[1:] in {("mma-fence", "in", n) for n in BURST}, "wgmma-fence-missing"),
+        (SEVERAL, lambda mutant: place(mutant)[:3] == ("compute", "warp-sync", "in"), "warp-sync"),
     ],
-    ids=["of the set-up", "of a burst"],
+    ids=["fences of the set-up", "fences of a burst", "joins behind an epilogue"],
 )
-def test_of_these_fences_one_is_needed(chosen, rule):
-    checked, _ = without(chosen)
-    assert {finding.rule for finding in checked.errors} == {rule}
+def test_of_these_one_is_needed(shape: Shape, chosen: Callable[[Mutant], bool], rule: str):
+    gone = [mutant for mutant in explained() if chosen(mutant)]
+    checked, _ = without(shape, gone)
+    assert len(gone) > 1 and {finding.rule for finding in checked.errors} == {rule}
+
+
+def test_the_join_of_the_reduce_warps_is_spare_beside_a_wait_of_the_schedule_warp():
+    """That wait is not missed where the join is there, but by its own protocol."""
+    (join,) = (mutant for mutant in explained() if place(mutant) == ("reduce", "warp-sync", "in", 1))
+    (wait,) = (m for m in every() if (m.name.role, m.name.about) == ("schedule", "schedule_load_item.empty"))
+    checked, _ = without(RING, [join, wait])
+    assert {finding.rule for finding in checked.errors} == {"warp-sync", "mbarrier-unobserved-phase"}
+
+
+@pytest.mark.parametrize(
+    ("what", "rule"),
+    [
+        (("barrier", "dq_empty0+dq_empty1", "after"), "named-barrier-leftover"),
+        (("warp-sync", "before schedule_load_item.full", "in"), "warp-sync"),
+    ],
+    ids=["an arrival left behind", "a join"],
+)
+def test_what_only_the_letter_of_the_isa_asks_for_is_missed_in_strict_mode(what, rule):
+    """The join is spare if the elected lane is the one that wrote."""
+    gone = [m for m in every() if (m.name.kind, m.name.about, m.name.place) == what][-1]
+    assert without(SEVERAL, [gone])[0].clean
+    checked, _ = without(SEVERAL, [gone], strict=True)
+    assert {finding.rule for finding in checked.findings} == {rule}
+
+
+def test_the_ring_of_key_value_tiles_is_needed_where_no_row_sees_a_key():
+    """Joins, arrivals and waits that are never executed here, or spare beside others, in the variant with a window."""
+    batch = random_batch(Shape(1, 16, RING.seqlen_k, 1), 0, Scoring(window=(-5000, 6000)))
+    preprocess, main, _ = batch_case(batch, SCHEDULE, arch=ARCH)
+    emulator.launch(preprocess.ptx, preprocess.launch, Options(backend="numpy"))
+    rules = {}
+    for mutant in mutants([main]):
+        name = mutant.name
+        if mutant.problems and name.about.removeprefix("before ") in RING_EMPTY:
+            (own,) = fresh([main])
+            errors = check(own.program(mutant.of(own.ptx)), own.launch, LATE).errors
+            rules[name.about.removeprefix("before "), name.kind] = {finding.rule for finding in errors}
+    wanted = {"warp-sync": {"warp-sync"}, "arrive": {"deadlock"}, "wait": {"race", "mbarrier-unobserved-phase"}}
+    assert rules == {(empty, kind): found for empty in RING_EMPTY for kind, found in wanted.items()}
 
 
 @pytest.mark.slow

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from undertow.cases import CaseError, Kernel
 from undertow.cli import Outcome
-from undertow.commands.targets import add_schedule, add_target, own_kernel, settings_of, shape_of
+from undertow.commands.targets import add_schedule, add_target, own_kernel, settings_of, shapes_of
 from undertow.emulator import EmulatorError
 from undertow.inputs import InputError, random_batch
 from undertow.kernels.backward import schedules_of
@@ -26,6 +27,7 @@ def _listed(words: dict[str, str]) -> str:
 DESCRIPTION = f"""\
 Neutralise every synchronisation of a kernel, one at a time, in its PTX, and run each mutant as `undertow check` does,
 until an observer reports something or a result is wrong. Without options: the main kernel of `split`.
+Unless an extent is given, the kernel of sm90 has three problems: one does not show all that it does.
 
 A mutant that nobody notices survives; the reason is kept as data, under {FOLDER.name}/ of this package or in the file
 given with --survivors. Exit code 0: every survivor has one. 1: some have none, or a reason is stale. 2: bad input.
@@ -57,23 +59,28 @@ def execute(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """
     settings = settings_of(arguments)
     kernel = own_kernel(arguments)
-    ours = kernel is None
     asked = [arguments.schedule] if arguments.schedule else None
     name = schedules_of(arguments.arch, asked)[-1] if kernel is None else kernel.name
-    path = arguments.survivors or (FOLDER / f"{arguments.arch}.toml" if ours else None)
+    path = arguments.survivors or (FOLDER / f"{arguments.arch}.toml" if kernel is None else None)
     reasons = reasons_for(read_reasons(Path(path)) if path else [], name)
-    kernel = kernel or _main_kernel(arguments, name, progress)
+    problems = [kernel] if kernel else _problems(arguments, name, progress)
     kinds = set(arguments.kind or KINDS)
-    report = mutate(kernel, settings, reasons, lambda mutant: mutant.name.kind in kinds, arguments.jobs, progress.step)
+    step, jobs = progress.step, arguments.jobs
+    report = mutate(problems, settings, reasons, lambda mutant: mutant.name.kind in kinds, jobs, step)
     return outcome(report, name)
 
 
-def _main_kernel(arguments: argparse.Namespace, schedule: str, progress: Progress) -> Kernel:
+def _problems(arguments: argparse.Namespace, schedule: str, progress: Progress) -> list[Kernel]:
+    """The main kernel on every shape that is asked for, named by its query rows and keys."""
     from undertow.backward_case import batch_case, main_of
 
     progress.step(f"compiling {schedule}")
-    batch = random_batch(shape_of(arguments), arguments.seed or 0)
-    return main_of(batch_case(batch, schedule, arch=arguments.arch))
+    seed = arguments.seed or 0
+    cases = [
+        (shape, main_of(batch_case(random_batch(shape, seed), schedule, arch=arguments.arch)))
+        for shape in shapes_of(arguments)
+    ]
+    return [replace(case, name=f"main on {shape.seqlen_q} by {shape.seqlen_k}") for shape, case in cases]
 
 
 def outcome(report: Report, name: str) -> Outcome:

@@ -19,6 +19,13 @@ ARCH = "sm100"  # of the kernels that commands take if nobody says
 DEFAULT_SHAPE = Shape(batch=1, seqlen_q=300, seqlen_k=200, heads=1)
 DEFAULT_SHAPES = {ARCH: DEFAULT_SHAPE, "sm90": DEFAULT_SHAPE._replace(seqlen_q=430)}
 
+# What one key/value tile for a CTA does not show: more of them than the ring of eight that announces them has stages.
+# Ten with one query tile each, so that a stage is handed back twice; then nine with three, of which the last is one of
+# the loop that has no masks.
+MORE_SHAPES = {
+    "sm90": tuple(DEFAULT_SHAPE._replace(seqlen_q=rows, seqlen_k=keys) for rows, keys in ((100, 2400), (300, 2176)))
+}
+
 
 def add_schedule(parser: argparse.ArgumentParser, default: str, **more: Any) -> None:
     """Add the options that choose kernels of ours. default: the schedules if none is named, in words."""
@@ -66,10 +73,11 @@ def own_kernel(arguments: argparse.Namespace) -> Kernel | None:
     return read_kernel(ptx, launch)
 
 
-def shape_of(arguments: argparse.Namespace) -> Shape:
-    """The shape of the random batch."""
+def shapes_of(arguments: argparse.Namespace) -> list[Shape]:
+    """The shapes of the random batches: one if any extent is given, otherwise what shows all that the kernels do."""
     given = {name: getattr(arguments, name) for name in Shape._fields if getattr(arguments, name) is not None}
-    return DEFAULT_SHAPES[arguments.arch]._replace(**given)
+    shape = DEFAULT_SHAPES[arguments.arch]
+    return [shape._replace(**given)] if given else [shape, *MORE_SHAPES.get(arguments.arch, ())]
 
 
 def settings_of(arguments: argparse.Namespace) -> list[Options]:

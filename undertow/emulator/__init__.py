@@ -34,12 +34,14 @@ class Options:
     completion: when asynchronous operations happen: "eager" (at issue), "late" (only when no warp can run) or
                 ("seeded", seed)
     cta_order:  linear CTA numbers (x fastest) in the order in which they run; None: ascending
+    elected:    which lane of the member mask elect.sync chooses: "lowest", or on the NumPy back end "highest"
     """
 
     backend: str = "numpy"
     schedule: str | int = "fixed"
     completion: str | tuple[str, int] = "eager"
     cta_order: Sequence[int] | None = None
+    elected: str = "lowest"
 
 
 @dataclass
@@ -116,7 +118,7 @@ def launch(
         program = remembered_program(module, description.kernel)
     else:
         program = module if isinstance(module, Program) else load_program(module, description.kernel)
-    if options.backend != "numpy" and not observers:
+    if options.backend != "numpy" and not observers and options.elected == "lowest":
         compiled = _compiled_result(program, description, options)
         if compiled is not None:
             return compiled
@@ -145,6 +147,10 @@ def _check_options(options: Options, observers: Sequence[Observer]) -> None:
         raise LaunchError("backend: 'compiled' publishes no events; observers need 'numpy' or 'auto'")
     if options.schedule != "fixed" and not isinstance(options.schedule, (int, np.integer)):
         raise LaunchError(f"schedule: {options.schedule!r}; allowed are 'fixed' and an integer seed")
+    if options.elected not in ("lowest", "highest"):
+        raise LaunchError(f"elected: {options.elected!r}; allowed are 'lowest' and 'highest'")
+    if options.backend == "compiled" and options.elected != "lowest":
+        raise LaunchError(f"elected: {options.elected!r} is for the NumPy back end; 'compiled' elects the lowest lane")
     seeded = (
         isinstance(options.completion, tuple) and len(options.completion) == 2 and options.completion[0] == "seeded"
     )

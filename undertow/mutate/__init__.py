@@ -21,23 +21,24 @@ __all__ = [
 
 
 def mutate(
-    kernel: Kernel,
+    problems: Sequence[Kernel],
     settings: Sequence[Options],
     reasons: Mapping[Name, Reason],
     chosen: Callable[[Mutant], bool] = lambda mutant: True,
     jobs: int = 1,
     step: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Judge every mutant of `kernel` that is `chosen`, each under all settings until something shows.
+    """Judge every mutant of a kernel that is `chosen`, each on all problems until something shows.
 
-    reasons: justifications by name. step: told what is being done. Of reasons that match no synchronisation the
-    report speaks only if all mutants are chosen.
+    problems: launches of that one kernel; the first is run under all settings, the others under the first. reasons:
+    justifications by name. step: told what is being done. Of reasons that match no synchronisation the report speaks
+    only if all mutants are chosen.
     Raises: CaseError if the kernel itself has findings; EmulatorError if it cannot be run.
     """
     begin = time.perf_counter()
-    step(f"running {kernel.name} unmutated")
-    judge = trial(kernel, settings)
-    every = mutants(kernel)
+    step(f"running {problems[0].name} unmutated")
+    judge = trial(problems, settings)
+    every = mutants(problems)
     tried = [mutant for mutant in every if chosen(mutant)]
     verdicts: dict[int, Verdict] = {}
     step(f"0 of {len(tried)} mutants done")

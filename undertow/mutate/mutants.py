@@ -14,30 +14,40 @@ from undertow.mutate.sites import Edit, Site, mutated, sites
 
 @dataclass(frozen=True)
 class Mutant:
-    """A kernel without one synchronisation. lines: the PTX lines of the original that change."""
+    """A kernel without one synchronisation.
+
+    lines: the PTX lines of the original that change. problems: the numbers of those in which somebody executes one.
+    """
 
     name: Name
     lines: tuple[int, ...]
     edits: tuple[Edit, ...]
+    problems: tuple[int, ...]
 
     def of(self, ptx: str) -> str:
         """The mutant's PTX, from the original's."""
         return mutated(ptx, list(self.edits))
 
 
-def mutants(kernel: Kernel) -> list[Mutant]:
+def mutants(problems: Sequence[Kernel]) -> list[Mutant]:
     """Every mutant of a kernel, in text order, barriers as a whole last.
 
-    Runs the kernel once, to see who executes what.
+    problems: launches of one PTX, each of which is run once, to see who executes what.
     Raises: EmulatorError if the unmutated kernel does something that is not legal.
     """
-    program, profile = kernel.program(), Profile()
+    assert len({problem.ptx for problem in problems}) == 1, "the problems are launches of one kernel"
+    program, profile = problems[0].program(), Profile()
     found = sites(program)
-    (own,) = fresh([kernel])
-    launch(program, own.launch, Options(), [profile])
-    named = list(zip(names(program, own.launch, profile, found), found))
-    single = [Mutant(name, (site.line,), (site.edit,)) for name, site in named]
+    for own in fresh(problems):
+        launch(program, own.launch, Options(), [profile])
+    named = list(zip(names(program, problems[0].launch, profile, found), found))
+    single = [_mutant(name, [site], profile) for name, site in named]
     return single + list(_whole_barriers(named, profile))
+
+
+def _mutant(name: Name, of: Sequence[Site], profile: Profile) -> Mutant:
+    executed = set[int]().union(*(profile.launches.get(site.index, ()) for site in of))
+    return Mutant(name, tuple(s.line for s in of), tuple(s.edit for s in of), tuple(sorted(executed)))
 
 
 def _whole_barriers(named: Sequence[tuple[Name, Site]], profile: Profile) -> Iterator[Mutant]:
@@ -54,4 +64,4 @@ def _whole_barriers(named: Sequence[tuple[Name, Site]], profile: Profile) -> Ite
         forms = "+".join(dict.fromkeys(name.form for name, _ in members))
         functions = "+".join(dict.fromkeys(name.function for name, _ in members))
         name = Name(roles, functions, "barrier", forms, about, EVERYWHERE)
-        yield Mutant(name, tuple(s.line for _, s in members), tuple(s.edit for _, s in members))
+        yield _mutant(name, [site for _, site in members], profile)

@@ -3,7 +3,7 @@
 A PTX line number moves with every change of the compiler or the kernel. What stays is the role that executes a
 synchronisation, the function of the source it comes from, its form, what it is about (a pipeline's side, a named
 barrier, the TMEM regions that were loaded), and whether it stands before, in or behind the role's loop. All of it but
-the form is observed in one run of the unmutated kernel.
+the form is observed in one run of the unmutated kernel on each problem.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Name:
 
 
 class Profile:
-    """Observes who executes each synchronisation and what it is about."""
+    """Observes who executes each synchronisation and what it is about, in one launch after another."""
 
     subscriptions: ClassVar[tuple[type, ...]] = (
         InstructionExecuted, MbarrierOperation, BarrierOperation, TmemAccess, MemoryAccess, BulkGroup,
@@ -67,19 +67,22 @@ class Profile:
 
     def __init__(self) -> None:
         self.warps: dict[int, set[int]] = defaultdict(set)  # by instruction index
+        self.launches: dict[int, set[int]] = defaultdict(set)  # their numbers, likewise
         self.about: dict[int, set[str]] = defaultdict(set)
-        self.num_warps = 0
+        self.num_warps, self._launch = 0, -1
         self._pending: dict[tuple[int, str], set[str]] = defaultdict(set)  # TMEM regions since the warp's last wait
         self._copied: dict[int, set[str]] = defaultdict(set)  # shared buffers that a warp's copies touched
 
     def start(self, program: Program, launch: Launch) -> None:
         self._labels, self._names = launch.labels, Names(program, launch)
+        self._launch += 1
 
     def observe(self, event: Any) -> None:
         index = event.decoded.index
         if isinstance(event, InstructionExecuted):
             self.num_warps = max(self.num_warps, len(event.lanes.cta.warps))
             self.warps[index].update(event.lanes.warps)
+            self.launches[index].add(self._launch)
             self._tmem_wait(index, event)
         elif isinstance(event, MbarrierOperation):
             self.about[index].add(self._shared(event.address))

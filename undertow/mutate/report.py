@@ -32,6 +32,7 @@ class Row:
             "rules": list(self.verdict.rules),
             "strict": self.verdict.strict,
             "protocol_only": self.verdict.protocol_only,
+            "problem": self.verdict.problem,
             "setting": self.verdict.setting,
             "shown": self.verdict.shown,
             "runs": self.verdict.runs,

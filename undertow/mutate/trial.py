@@ -1,11 +1,16 @@
-"""Runs one mutant under all settings until something shows, and says what.
+"""Runs one mutant on one problem after another until something shows, and says what.
 
-A mutant that shows nothing is run once more in the strict mode of the observers: what the ISA leaves undefined, but the
-emulator and the hardware do anyway, such as reading a register before tcgen05.wait::ld, is found only there. Rules that
-the unmutated kernel breaks in strict mode as well say nothing about a mutant.
+What a problem does not execute it cannot miss, so there a mutant is not run. The first problem comes under all
+settings. The others are there for what the first does not do; they take longer, and come under the first setting only,
+because what is unordered shows under any.
+
+A mutant that shows nothing is run once more in the strict mode of the observers, on the first problem that executes it:
+what the ISA leaves undefined, but the emulator and the hardware do anyway, such as reading a register before
+tcgen05.wait::ld or electing lane 0, is found only there. Rules that the unmutated kernel breaks in strict mode as well
+say nothing about a mutant.
 
 If nobody waits for an mbarrier any more, its phases end unobserved, which is a finding whether or not the wait ordered
-anything. So a mutant that has no other findings is tried under all settings: it may be that only the protocol notices.
+anything. So a mutant that has no other findings is tried to the end: it may be that only the protocol notices.
 """
 
 from __future__ import annotations
@@ -30,12 +35,13 @@ class Verdict:
     """What became of a mutant.
 
     rules: ids of the findings; strict: only the strict mode has them. shown: the first finding, or what is wrong.
-    setting: where it showed. runs: launches that it took. protocol_only: no access is left unordered under any setting,
-    and all results are right.
+    problem, setting: where it showed. runs: launches that it took. protocol_only: no access is left unordered in any
+    of them, and all results are right.
     """
 
     how: str
     rules: tuple[str, ...] = ()
+    problem: str = ""
     setting: str = ""
     shown: str = ""
     runs: int = 0
@@ -44,10 +50,10 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Judges mutants of one kernel: callable, and picklable for other processes.
+class Problem:
+    """A launch of the kernel, and the settings under which it is run.
 
-    expected: the arrays as the unmutated kernel leaves them. tolerated: the rules that it breaks in strict mode.
+    expected: its arrays as the unmutated kernel leaves them. tolerated: the rules that this breaks in strict mode.
     """
 
     kernel: Kernel
@@ -55,36 +61,57 @@ class Trial:
     expected: dict[str, np.ndarray]
     tolerated: frozenset[str]
 
+
+@dataclass(frozen=True)
+class Trial:
+    """Judges mutants of one kernel: callable, and picklable for other processes."""
+
+    problems: tuple[Problem, ...]
+
     def __call__(self, mutant: Mutant) -> Verdict:
-        program = self.kernel.program(mutant.of(self.kernel.ptx))
+        kernel = self.problems[0].kernel
+        program = kernel.program(mutant.of(kernel.ptx))
+        problems = [self.problems[number] for number in mutant.problems]
+        runs = [(problem.settings[0], problem) for problem in problems]
+        runs += [(options, problem) for problem in problems for options in problem.settings[1:]]
         unobserved: Verdict | None = None
-        for count, options in enumerate(self.settings, start=1):
-            (own,) = fresh([self.kernel])
+        for count, (options, problem) in enumerate(runs, start=1):
+            (own,) = fresh([problem.kernel])
             checked = check(program, own.launch, options)
-            name, rules = setting_name(options), _rules(checked.errors)
-            wrong = "" if checked.error else differences(own.arrays, self.expected)
+            where, rules = (problem.kernel.name, setting_name(options)), _rules(checked.errors)
+            wrong = "" if checked.error else differences(own.arrays, problem.expected)
             if not checked.clean:
-                verdict = Verdict(BY_RULE, rules, name, str(checked.errors[0]), count)
+                verdict = Verdict(BY_RULE, rules, *where, str(checked.errors[0]), count)
                 if wrong or not PROTOCOL.issuperset(rules):
                     return verdict
                 unobserved = unobserved or verdict
             elif wrong:
-                return Verdict(BY_RESULT, (), name, wrong, count)
-        count = len(self.settings)
-        return replace(unobserved, runs=count, protocol_only=True) if unobserved else self._strictly(program, count + 1)
-
-    def _strictly(self, program: Program, count: int) -> Verdict:
-        found = [f for f in _strict_findings(self.kernel, program, self.settings[0]) if f.rule not in self.tolerated]
-        if not found:
-            return Verdict(SURVIVED, runs=count)
-        return Verdict(BY_RULE, _rules(found), f"{setting_name(self.settings[0])}, strict", str(found[0]), count, True)
+                return Verdict(BY_RESULT, (), *where, wrong, count)
+        if unobserved:
+            return replace(unobserved, runs=len(runs), protocol_only=True)
+        return _strictly(program, problems[0], len(runs) + 1) if problems else Verdict(SURVIVED)
 
 
-def trial(kernel: Kernel, settings: Sequence[Options]) -> Trial:
-    """A trial of mutants of `kernel`, which itself is clean and gives equal results under all settings.
+def _strictly(program: Program, problem: Problem, count: int) -> Verdict:
+    options = problem.settings[0]
+    findings = _strict_findings(problem.kernel, program, options)
+    found = [finding for finding in findings if finding.rule not in problem.tolerated]
+    if not found:
+        return Verdict(SURVIVED, runs=count)
+    where = (problem.kernel.name, f"{setting_name(options)}, strict")
+    return Verdict(BY_RULE, _rules(found), *where, str(found[0]), count, True)
+
+
+def trial(problems: Sequence[Kernel], settings: Sequence[Options]) -> Trial:
+    """A trial of mutants of the kernel of `problems`, which is clean and gives equal results under all settings.
 
     Raises: CaseError if it is or does not: a mutant of it could not be judged.
     """
+    first, *more = problems
+    return Trial((_problem(first, tuple(settings)), *(_problem(kernel, (settings[0],)) for kernel in more)))
+
+
+def _problem(kernel: Kernel, settings: tuple[Options, ...]) -> Problem:
     expected: dict[str, np.ndarray] = {}
     program = kernel.program()
     for options in settings:
@@ -99,8 +126,7 @@ def trial(kernel: Kernel, settings: Sequence[Options]) -> Trial:
         if wrong:
             raise CaseError(f"{kernel.name} gives other results under {setting_name(options)}: {wrong}")
         expected = expected or {name: array.copy() for name, array in own.arrays.items()}
-    tolerated = frozenset(_rules(_strict_findings(kernel, program, settings[0])))
-    return Trial(kernel, tuple(settings), expected, tolerated)
+    return Problem(kernel, settings, expected, frozenset(_rules(_strict_findings(kernel, program, settings[0]))))
 
 
 def _strict_findings(kernel: Kernel, program: Program, options: Options) -> tuple[Finding, ...]:

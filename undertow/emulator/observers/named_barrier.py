@@ -3,6 +3,9 @@
 A hardware barrier counts arrivals and does not know whose they are. If warps that did not take part in the last round
 of an id arrive although nothing tells them that it is over, the two groups can complete each other's rounds.
 Different thread counts within a round, and more threads than expected, stop the machine (`named-barrier-count`).
+
+POLICY: advice where a CTA ends with arrivals that completed no round (`named-barrier-leftover`): the ISA does not say
+what becomes of them. Nobody waits for them, or it would be a deadlock.
 """
 
 from __future__ import annotations
@@ -41,6 +44,24 @@ class NamedBarrierRounds:
             self._check(event, before)
         now.arrivals[event.warp] = self._order.tick()
         now.instruction = event.decoded.index
+
+    def end(self, cta: Any) -> None:
+        """The CTA has ended: tell of rounds that have not."""
+        for barrier, (_, now) in self._rounds.items():
+            state = cta.barriers[barrier]
+            if not state.arrived or self._ledger.has("named-barrier-leftover", barrier):
+                continue
+            name, role = self._names.labels.barrier_id(barrier), self._names.role
+            warps = ", ".join(f"{w} ({role(w)})" for w in sorted(now.arrivals))
+            message = (
+                f"the CTA ends in the middle of a round of named barrier {barrier} ({name}): {state.arrived} of"
+                f" {state.expected or 'all'} threads have arrived, of warps {warps}"
+            )
+            where = self._names.program.where(now.instruction)
+            self._ledger.add(
+                ("named-barrier-leftover", barrier),
+                Finding("named-barrier-leftover", message, where, severity="advice"),
+            )
 
     def _check(self, event: Any, before: _Round) -> None:
         clock = self._order.knows(event.warp, SEVERAL, ORDER)

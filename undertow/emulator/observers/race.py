@@ -124,6 +124,7 @@ class Race:
         watch = self._watches[id(event.cta)]
         for thread, reads, committed in watch.sync.unfinished_stores():
             self.verdict.exit_while_read(watch.order, reads, thread, committed)
+        watch.rounds.end(watch.cta)
         self._between.forget(event.cta)
         watch.order.retire()
         del self._watches[id(event.cta)]

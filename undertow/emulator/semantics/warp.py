@@ -107,7 +107,10 @@ def _shfl(decoded, bus):
     "elect.sync d:b32|e:pred, members:b32", chapter=CHAPTER, effects=_SYNC,
 )  # fmt: skip
 def _elect(decoded, bus):
-    """The lowest lane of the member mask is elected. ASSUMED: the ISA only says that the choice is deterministic."""
+    """The lowest lane of the member mask is elected, or the highest if the launch says so.
+
+    ASSUMED: the ISA only says that the choice is deterministic.
+    """
     sink = bus.sink(WarpSynchronised)
     patterns: dict = {}
 
@@ -118,7 +121,8 @@ def _elect(decoded, bus):
             return patterns[lanes]
         check_members(lanes, mask, members)
         value = int(np.asarray(members).flat[0]) & 0xFFFFFFFF
-        leader = (value & -value).bit_length() - 1
+        highest = lanes.cta.machine.options.elected == "highest"
+        leader = (value if highest else value & -value).bit_length() - 1
         lane = lanes.index % 32
         result = (np.full(lanes.n, leader, np.uint32), lane == leader)
         if lanes.full and np.asarray(members).ndim == 0:
