@@ -29,13 +29,22 @@ OURS = {  # name of the library: variant and element type
     "dense_f16": ("dense", DType.F16),
     "causal_f16": ("causal", DType.F16),
     "dense_sink_dlse": ("dense-dlse-sink", DType.BF16),
+    "dense_softcap": ("dense-softcap", DType.BF16),
+    "causal_softcap": ("causal-softcap", DType.BF16),
     "dense_deterministic": ("dense-deterministic", DType.BF16),
     "causal_deterministic": ("causal-deterministic", DType.BF16),
     "window_deterministic": ("window-deterministic", DType.BF16),
     "causal_packed_deterministic": ("causal-packed-deterministic", DType.BF16),
     "dense_packed_deterministic": ("dense-packed-deterministic", DType.BF16),
 }
-PEERS = {"dense": (32, False), "causal": (32, True), "gqa": (8, False), "gqacausal": (8, True)}
+PEERS = {
+    "dense": (32, False),
+    "causal": (32, True),
+    "gqa": (8, False),
+    "gqacausal": (8, True),
+    "mqa": (1, False),
+    "mqacausal": (1, True),
+}
 PEER_KERNELS = {"Preprocess": "fa4_preprocess", "Postprocess": "fa4_postprocess"}
 
 

@@ -64,7 +64,7 @@ class Shape:
         return 2.5 * 4 * self.batch * self.heads * self.seqlen**2 * HEAD_DIM * (0.5 if self.causal else 1)
 
 
-LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "32k": 32768}
+LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "4k": 4096, "32k": 32768}
 TOKENS = 2**16
 BENCH = {
     name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
@@ -74,6 +74,8 @@ BENCH = {
         "causal": (32, True),
         "gqa": (8, False),
         "gqacausal": (8, True),
+        "mqa": (1, False),
+        "mqacausal": (1, True),
     }.items()
 }
 CHECKS = {  # name of the library, and what it is tried on
@@ -178,10 +180,8 @@ class Case:
         left, right = shape.band
         numbers = (shape.seqlen, left or 0, right or 0, self.bundle(deterministic))
         numbers += (self.scale * LOG2_E, self.scale, LOG2_E, self.scale)
-        items, processors = (
-            shape.batch * self.tiles * shape.kv_heads,
-            torch.cuda.get_device_properties(0).multi_processor_count,
-        )
+        items = shape.batch * self.tiles * shape.kv_heads
+        processors = torch.cuda.get_device_properties(0).multi_processor_count
         numbers += (min(items, processors), items)
         reads = [self.q, self.k, self.v, self.out, self.dout, self.lse]
         writes = [self.dq, self.dk, self.dv]

@@ -56,9 +56,7 @@ def test_nothing_is_found_in_a_cta_that_takes_all(name, options, multiprocessors
 def test_there_is_a_cta_for_each_multiprocessor_that_gets_an_item(multiprocessors):
     tensors = tensors_for("dense")
     items = launch.num_items(tensors)
-    *_, ctas, most = call.numbers_of(call.variant_named("dense", DType.BF16), tensors, Settings(), multiprocessors)
-    assert (ctas, most) == (min(items, multiprocessors), items)
-    *_, ctas, most = call.numbers_of(
-        call.variant_named("dense-deterministic", DType.BF16), tensors, Settings(deterministic=True), multiprocessors
-    )
-    assert (ctas, most) == (items, 1)
+    for name, deterministic in {"dense": False, "dense-deterministic": True}.items():
+        variant, settings = call.variant_named(name, DType.BF16), Settings(deterministic=deterministic)
+        *_, ctas, most = call.numbers_of(variant, tensors, settings, multiprocessors)
+        assert (ctas, most) == (min(items, multiprocessors), items)

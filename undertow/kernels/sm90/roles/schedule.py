@@ -3,8 +3,8 @@
 Claims are made by an atomic addition, in the order of `undertow.plan.grid`. So CTAs that run at the same time work on
 neighbours, which share what they read, and nobody is idle before the last item is claimed. For both, claims are made
 late: when the load warp has brought all but the last query tiles of the item before. In deterministic mode an item
-waits for items with smaller numbers only; those were claimed before, by CTAs that run. There a CTA claims one item, as
-it begins: the turns of a tile would wait for what is claimed and not begun.
+waits for items with smaller numbers only; those were claimed before, by CTAs that run, and late claims keep what is
+claimed and not begun from holding up the turns after it.
 """
 
 from __future__ import annotations
