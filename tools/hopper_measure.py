@@ -171,8 +171,10 @@ class Case:
         """Heads to a bundle, as sm90.launch says."""
         shape = self.shape
         average = shape.seqlen // max(1, len(shape.lengths))
-        fitting = max(1, min(shape.kv_heads, L2_BYTES // (average * self.group * ROW_BYTES)))
-        return fitting if deterministic else max(fitting, min(shape.kv_heads, -(-WAVE // self.tiles)))
+        heads = shape.batch * shape.kv_heads
+        most = heads if deterministic and self.group == 1 else shape.kv_heads
+        fitting = max(1, min(most, L2_BYTES // (average * self.group * ROW_BYTES)))
+        return fitting if deterministic else max(fitting, min(heads, -(-WAVE // self.tiles)))
 
     def ours(self, deterministic: bool = False) -> tuple[Any, ...]:
         """The arguments of one of our calls, as sm90.call nests them."""

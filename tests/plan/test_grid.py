@@ -17,14 +17,14 @@ BOUNDS = st.none() | st.integers(-45, 45)
 
 @given(SMALL, SMALL, SMALL, SMALL, st.booleans())
 def test_every_tile_of_every_head_has_exactly_one_cta(tiles, heads, batches, bundle, descending):
-    grid = Grid(tiles, heads, batches, min(bundle, heads), descending)
+    grid = Grid(tiles, heads, batches, min(bundle, heads * batches), descending)
     places = [grid.place(number) for number in range(grid.num_ctas)]
     assert sorted(places) == [Place(t, h, b) for t in range(tiles) for h in range(heads) for b in range(batches)]
 
 
 @given(SMALL, SMALL, SMALL, SMALL, st.booleans())
 def test_tiles_of_a_head_come_in_order(tiles, heads, batches, bundle, descending):
-    grid = Grid(tiles, heads, batches, min(bundle, heads), descending)
+    grid = Grid(tiles, heads, batches, min(bundle, heads * batches), descending)
     taken: dict[tuple[int, int], list[int]] = {}
     for number in range(grid.num_ctas):
         tile, head, batch = grid.place(number)
@@ -38,6 +38,14 @@ def test_a_bundle_takes_the_same_tile_of_its_heads_at_once():
     grid = Grid(2, 3, 1, heads_per_bundle=2)
     order = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (1, 2)]
     assert [grid.place(number)[:2] for number in range(6)] == order
+
+
+def test_a_bundle_may_have_heads_of_two_batch_elements():
+    """Two elements of three heads in bundles of four: the last bundle has two."""
+    grid = Grid(2, 3, 2, heads_per_bundle=4)
+    first, last = [(0, 0), (1, 0), (2, 0), (0, 1)], [(1, 1), (2, 1)]
+    order = [Place(tile, *head) for heads in (first, last) for tile in range(2) for head in heads]
+    assert [grid.place(number) for number in range(12)] == order
 
 
 def test_bundles_fit_their_share_of_l2():

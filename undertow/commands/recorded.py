@@ -60,9 +60,8 @@ class Problem:
         batch, seqlen_q, seqlen_k, heads, _ = self.shape
         kv_heads, tiling = heads // self.group, Tiling(seqlen_q, seqlen_k, self.band)
         tiles = -(-seqlen_k // tiling.tile_n)
-        if self.arch == "sm90":  # as its `bundle_of`
-            fitting = heads_per_bundle(seqlen_q, self.group, kv_heads, sm90.L2_BYTES)
-            bundle = max(fitting, min(kv_heads, -(-sm90.WAVE // tiles)))
+        if self.arch == "sm90":
+            bundle = sm90.bundle_for(self.attention, seqlen_q, self.group, (batch, kv_heads), tiles)
         else:
             bundle = heads_per_bundle(seqlen_q, self.group, kv_heads) if self.attention.masked else 1
         return work_of(Grid(tiles, kv_heads, batch, bundle, self.attention.descending), tiling, self.group)

@@ -3,7 +3,8 @@
 The hardware starts CTAs in the order of their numbers (not promised by the CUDA programming guide, relied upon for
 speed). CTAs that run at the same time share what they read through L2, so heads come in bundles whose query side fits
 there; within a bundle all heads take their first tile, then all their second, so that, where tiles differ in work, the
-long ones start first and the short ones fill the end.
+long ones start first and the short ones fill the end. The heads of a batch element follow those of the one before, and
+a bundle may have heads of both.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ class Grid:
         return self.kv_tiles * self.kv_heads * self.batches
 
     def place(self, number: Any) -> Place:
-        """What the CTA of a linear number owns: batches one after another, bundles, tiles, heads fastest."""
-        batch, within = _divided(number, self.kv_tiles * self.kv_heads)
-        bundle, within = _divided(within, self.kv_tiles * self.heads_per_bundle)
-        first_head = bundle * self.heads_per_bundle
-        heads = self.arithmetic.minimum(self.heads_per_bundle, self.kv_heads - first_head)  # the last may be smaller
+        """What the CTA of a linear number owns: bundles one after another, tiles, heads fastest."""
+        bundle, within = _divided(number, self.kv_tiles * self.heads_per_bundle)
+        first = bundle * self.heads_per_bundle
+        heads = self.arithmetic.minimum(self.heads_per_bundle, self.kv_heads * self.batches - first)  # the last: fewer
         tile, head = _divided(within, heads)
-        return Place(self.kv_tiles - 1 - tile if self.descending else tile, first_head + head, batch)
+        batch, kv_head = _divided(first + head, self.kv_heads)
+        return Place(self.kv_tiles - 1 - tile if self.descending else tile, kv_head, batch)
 
 
-def heads_per_bundle(seqlen_q: int, group: int, kv_heads: int, l2_bytes: int = L2_BYTES) -> int:
-    """Key/value heads whose query side fits in `l2_bytes` together, at least one; `group` query heads to a head."""
-    return max(1, min(kv_heads, l2_bytes // max(1, seqlen_q * group * ROW_BYTES)))
+def heads_per_bundle(seqlen_q: int, group: int, most: int, l2_bytes: int = L2_BYTES) -> int:
+    """Key/value heads, of `most`, whose query side fits in `l2_bytes` together; `group` query heads to a head."""
+    return max(1, min(most, l2_bytes // max(1, seqlen_q * group * ROW_BYTES)))
 
 
 def _divided(number: Any, by: Any) -> tuple[Any, Any]:

@@ -94,6 +94,14 @@ def bulk_reduce_add(target: cute.Pointer, source: cute.Pointer, size: int) -> No
     )
 
 
+def bulk_store(target: cute.Pointer, source: cute.Pointer, size: int) -> None:
+    """Start an asynchronous copy of `size` bytes from shared to global memory, in this thread's bulk group."""
+    cute.arch.inline_ptx(
+        "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};",
+        read_only_args=[target.toint(), source.toint(), Int32(size)],
+    )
+
+
 def _tmem_pointer(address: Int32) -> ir.Value:
     return llvm.inttoptr(llvm.PointerType.get(_TMEM_ADDRESS_SPACE), address.ir_value())
 

@@ -6,7 +6,7 @@ The description is data (`undertow.plan.description`), so what is proved on an e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -306,8 +306,13 @@ def average_rows(tensors: BackwardTensors) -> int:
     return given.q.shape[1] // (1 if given.sequences is None else max(1, given.sequences.count))
 
 
-def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Any, scale: float) -> Launch:
-    """Describe the launch that writes dq from the accumulator, and dsink from its parts, whatever else `work` has."""
+def postprocess_launch(
+    kernel: CompiledKernel, tensors: BackwardTensors, work: Any, scale: float, more: Sequence[Any] = ()
+) -> Launch:
+    """Describe the launch that writes dq from the accumulator, and dsink from its parts, whatever else `work` has.
+
+    more: what the kernel reads besides its sums.
+    """
     given = tensors.batched
     sums = [tiles(work.dq_accumulator, "dQ accumulator")]
     results = [rows(given.dq, "dq")]
@@ -318,5 +323,5 @@ def postprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: A
         kernel=kernel.entry,
         grid=query_grid(work.dq_accumulator),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(*sums, *results, *packing(given, "q"), scale),
+        params=(*sums, *more, *results, *packing(given, "q"), scale),
     )

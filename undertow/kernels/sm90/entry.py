@@ -52,7 +52,7 @@ def backward_pass(
     buffers = kernel.Workspaces(terms, accumulator, claims, turns)
     tensors = (kernel.Inputs(mQ, mK, mV, mdO), buffers, kernel.Outputs(mdK, mdV))
     kernel.backward_on(variant.plan, tensors, scalars, packings, stream)
-    sums, results = postprocess.Sums(accumulator, parts), postprocess.Results(mdQ, writes.mdSink)
+    sums, results = postprocess.Sums(accumulator, parts, turns), postprocess.Results(mdQ, writes.mdSink)
     postprocess.postprocess_on(sums, results, packing_q, scalars.softmax_scale, stream)
 
 

@@ -105,8 +105,13 @@ def launches(
         tensors,
         lambda: preprocess_launch(compiled.preprocess, tensors, work, settings),
         lambda: main_launch(compiled, tensors, work, settings),
-        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale),
+        lambda: postprocess_launch(compiled.postprocess, tensors, work, settings.scale, turns_of(work)),
     )
+
+
+def turns_of(work: Workspaces) -> list[Any]:
+    """The counted turns, in deterministic mode."""
+    return [] if work.turns is None else [scalars(work.turns, "turns")]
 
 
 def lse_factor(settings: Settings) -> float:
@@ -126,8 +131,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
         inputs.append(vector(given.sink, "sink"))
-    if work.turns is not None:
-        outputs.append(scalars(work.turns, "turns"))
+    outputs += turns_of(work)
     if work.dsink_parts is not None:
         outputs.append(scalars(work.dsink_parts, "dsink parts"))
     return Launch(
@@ -176,7 +180,7 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
             Tensor(work.claims, dims=(), name="claims"),
-            *([] if work.turns is None else [scalars(work.turns, "turns")]),
+            *turns_of(work),
             rows(given.dk, "dk"),
             rows(given.dv, "dv"),
             *others,
@@ -194,16 +198,24 @@ def scalars_of(attention: Attention, tensors: BackwardTensors, settings: Setting
 
 
 def bundle_of(attention: Attention, tensors: BackwardTensors) -> int:
-    """Key/value heads to a bundle, under every mask: those whose query side fits in L2, and at least a wave of CTAs.
+    """Key/value heads to a bundle, of this call."""
+    batch, _, kv_heads, _ = tensors.batched.k.shape
+    group = tensors.q.shape[-2] // kv_heads
+    return bundle_for(attention, average_rows(tensors), group, (batch, kv_heads), kv_tiles(tensors))
+
+
+def bundle_for(attention: Attention, seqlen_q: int, group: int, heads: tuple[int, int], tiles: int) -> int:
+    """Key/value heads to a bundle: those whose query side fits in L2, and at least a wave of CTAs.
 
     Interleaved heads matter most in deterministic mode without a mask: all CTAs of a head visit the query tiles in one
     order, one behind the other, and a CTA that starts when the first of a head ends should take the place of that one
-    in another head, not the next place in a queue. There a wave does not matter: query heads of a group, which fill
-    the bundle, make the queue that much longer.
+    in another head, not the next place in a queue. There a wave does not matter, and of groups, whose query heads make
+    a queue that much longer, fewer heads are better. Measured: `docs/hopper.md`.
+
+    heads: batch elements, and heads of each.
     """
-    heads, kv_heads = tensors.q.shape[-2], tensors.k.shape[-2]
-    fitting = heads_per_bundle(average_rows(tensors), heads // kv_heads, kv_heads, L2_BYTES)
-    if attention.deterministic:
-        return fitting
-    tiles = max(1, kv_tiles(tensors))
-    return max(fitting, min(kv_heads, -(-WAVE // tiles)))
+    batch, kv_heads = heads
+    many = batch * kv_heads
+    most = many if attention.deterministic and group == 1 else kv_heads
+    fitting = heads_per_bundle(seqlen_q, group, most, L2_BYTES)
+    return fitting if attention.deterministic else max(fitting, min(many, -(-WAVE // max(1, tiles))))

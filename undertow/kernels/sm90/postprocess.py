@@ -4,14 +4,16 @@ One CTA per (tile of 128 query rows, head, batch). The accumulator keeps rows r 
 registers do, so a thread takes 8 columns of both: it then reads 64 contiguous bytes, and 8 threads write whole rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from undertow.kernels.sm90.plan import TILE_M, dq_accumulator_index
+from undertow.kernels.sm90.plan import TILE_M, WARPGROUPS, dq_accumulator_index
 from undertow.kernels.sm100.arguments import (
+    counters_argument,
     dq_accumulator_argument,
     packing_argument,
     row_scalars_argument,
@@ -19,7 +21,7 @@ from undertow.kernels.sm100.arguments import (
     vector_argument,
 )
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
-from undertow.kernels.sm100.postprocess import LANES_PER_ROW, VECTOR, Results, Sums, clear_unused, sum_parts
+from undertow.kernels.sm100.postprocess import LANES_PER_ROW, VECTOR, Results, clear_unused, sum_parts
 from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
 from undertow.plan.attention import PLAIN, RowVariant
 from undertow.plan.schema import DType
@@ -28,12 +30,26 @@ APART = 8  # rows r and r + 8 lie together
 PAIRS = TILE_M // 2
 PAIRS_PER_PASS = ROW_KERNEL_THREADS // LANES_PER_ROW
 PASSES = PAIRS // PAIRS_PER_PASS
+SHARE_ROWS = TILE_M // WARPGROUPS
+
+
+@dataclass(frozen=True)
+class Sums:
+    """mdQ_accumulator: (batch, heads, tiles, 8192) f32. mdSink_parts: (batch, heads, parts) f32.
+
+    mTurns: (batch, heads, 2 tiles) i32, how many key/value tiles were added to a share, if they took turns.
+    """
+
+    mdQ_accumulator: cute.Tensor
+    mdSink_parts: Any = None
+    mTurns: Any = None
 
 
 def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of dQ."""
     set_name()
-    sums = Sums(dq_accumulator_argument(), row_scalars_argument(padded=False) if variant.sink else None)
+    parts = row_scalars_argument(padded=False) if variant.sink else None
+    sums = Sums(dq_accumulator_argument(), parts, counters_argument() if variant.deterministic else None)
     results = Results(rows_argument(dtype), vector_argument(Float32) if variant.sink else None)
     return postprocess, (sums, results, packing_argument() if variant.packed else None, Float32(1.0))
 
@@ -71,6 +87,8 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
     for step in cutlass.range_constexpr(PASSES):  # padding rows exist in the accumulator, so no test holds up a load
         first = dq_accumulator_index(_row(pair + step * PAIRS_PER_PASS), group * VECTOR)
         cute.autovec_copy(cute.local_tile(accumulator, (2 * VECTOR,), (first // (2 * VECTOR),)), loaded[None, step])
+    if cutlass.const_expr(sums.mTurns is not None):
+        _clear_what_nobody_stored(sums.mTurns, tile, pair, loaded)
     for step in cutlass.range_constexpr(PASSES):
         for half in cutlass.range_constexpr(2):
             row = _row(pair + step * PAIRS_PER_PASS) + half * APART
@@ -82,6 +100,15 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
 def _row(pair: Int32) -> Int32:
     """The first row of a pair."""
     return pair // APART * (2 * APART) + pair % APART
+
+
+@cute.jit
+def _clear_what_nobody_stored(mTurns: cute.Tensor, tile: QueryTile, pair: Int32, loaded: cute.Tensor):
+    """Zeros for a share that no key/value tile has a part in: its accumulator was never written."""
+    for step in cutlass.range_constexpr(PASSES):
+        share = _row(pair + step * PAIRS_PER_PASS) // SHARE_ROWS
+        if mTurns[tile.batch, tile.head, tile.tile * WARPGROUPS + share] == 0:
+            loaded[None, step].fill(0.0)
 
 
 @cute.jit

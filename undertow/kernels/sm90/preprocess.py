@@ -115,7 +115,7 @@ def preprocess_on(dtype: DType, tensors: Any, packing: Packing | None, lse_facto
 def preprocess_kernel(
     dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32
 ):
-    """Write the terms of -LSE / softmax_scale and -D, and a zero accumulator, for one tile.
+    """Write the terms of -LSE / softmax_scale and -D, and a zero accumulator or no turns, for one tile.
 
     Rows:   padding rows, and rows that attended nothing (LSE = -inf, or +inf, as some say), get a score so far below
             zero that P = 0, and D = 0. Then dS = P * (dP - 0) = 0.
@@ -136,9 +136,10 @@ def preprocess_kernel(
         if row < tile.used:
             cute.autovec_copy(row_vector(inputs.mO, tile, row, lane % LANES_PER_ROW), rO[None, step])
             cute.autovec_copy(row_vector(inputs.mdO, tile, row, lane % LANES_PER_ROW), rdO[None, step])
-    clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
     _reset_claims(outputs.mClaims, thread)
-    if cutlass.const_expr(outputs.mTurns is not None):
+    if cutlass.const_expr(outputs.mTurns is None):
+        clear(outputs.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None], thread)
+    else:  # who comes first stores its share: there is nothing to clear
         _reset_turns(outputs.mTurns, tile, thread)
 
     sums = cute.make_rmem_tensor((PASSES,), Float32)

@@ -8,20 +8,20 @@ are counted per thread.
 In deterministic mode the warp also waits for the CTA's turn at the share, and passes it on, as on SM100. A turn is
 taken, used and passed within one tile, or the warp falls behind the tensor cores: reading the buffer takes 1100 cycles
 of some 3100 and the release that passes the turn 1100 more, so the 900 of asking for the next turn have to lie beside
-the reading.
+the reading. The CTA that comes first knows it, and stores its share: nothing needs to be cleared before.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Constexpr, Int32, Int64
 
 from undertow.kernels.events import span
 from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ReduceContext
 from undertow.kernels.sm90.plan import WARPGROUPS
-from undertow.kernels.sm100.instructions import bulk_reduce_add
+from undertow.kernels.sm100.instructions import bulk_reduce_add, bulk_store
 from undertow.kernels.sm100.work import Work
 
 
@@ -65,7 +65,7 @@ def _add_at_once(c: ReduceContext, work: Work):
     head, tile = Int32(0), work.first_tile
     for _ in cutlass.range(work.trips, unroll=1):
         sync_of(c.plan, "dq_full", c.owner)
-        _add(c, work, head, tile)
+        _add(c, work, (head, tile), False)
         _have_been_read(c)
         head, tile = work.after(head, tile)
 
@@ -85,7 +85,7 @@ def _add_in_turn(c: ReduceContext, work: Work):
         sync_of(c.plan, "dq_full", c.owner)
         with cute.arch.elect_one():
             cute.arch.fence_proxy("async.global")  # between the turn and an operation of the async proxy
-        _add(c, work, head, tile)
+        _add(c, work, (head, tile), rank == 0)
         own = turn
         head, tile = work.after(head, tile)
         if trip + 1 < work.trips:
@@ -96,13 +96,18 @@ def _add_in_turn(c: ReduceContext, work: Work):
 
 
 @cute.jit
-def _add(c: ReduceContext, work: Work, head: Int32, tile: Int32):
-    """Start to add the staged share to the accumulator."""
+def _add(c: ReduceContext, work: Work, query: tuple[Int32, Int32], is_first: Boolean | Constexpr):
+    """Start to add the staged share to the accumulator, or to store it there."""
+    head, tile = query
     region = c.plan.smem_region("sdQ")
     share = region.rows * region.columns
     sums = c.mdQ_accumulator[work.batch, work.query_head(head), Int64(work.workspace_tile + tile), None]
     with span(c.plan, "add"), cute.arch.elect_one():
-        bulk_reduce_add(sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
+        whole = (sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
+        if is_first:
+            bulk_store(*whole)
+        else:
+            bulk_reduce_add(*whole)
         cute.arch.cp_async_bulk_commit_group()
 
 
