@@ -11,6 +11,7 @@ from undertow.calibrate.benchmark import Benchmark, Launch, Measured, Results, b
 from undertow.calibrate.probe import Probe
 from undertow.calibrate.settings import Beside, Block, Copy, Mma
 from undertow.calibrate.units.beside import (
+    COLUMNS,
     COUNT,
     GROUP,
     LOADS,
@@ -30,7 +31,6 @@ DEPTH = 8  # copies in flight: as fast as one SM can
 PORT = 128  # bytes per pass
 KINDS = ("load", "reduce")
 BESIDE = ((0, "none"), (0, "store"), (0, "load_lanes"), (128, "none"), (64, "none"), (128, "store"))
-UNSLOWED = 0.97  # of its rate alone: nobody has taken anything from it
 
 
 def benchmarks(arch: str) -> tuple[Benchmark, ...]:
@@ -71,9 +71,9 @@ def passes_of(results: np.ndarray) -> np.ndarray:
 
 def _shares_of(m: Machine, results: Results) -> list[Measured]:
     found: list[Measured] = []
-    shares: list[list[float]] = []
+    taken: list[float] = []
+    shares: list[float] = []
     for kind in KINDS:
-        alone = passes_of(results[f"{_name(kind, 0, 'none')}-1"])
         for n, block in BESIDE:
             given = results[f"{_name(kind, n, block)}-1"]
             name, about, copies = _name(kind, n, block), _about(kind, n, block), passes_of(given)
@@ -81,24 +81,16 @@ def _shares_of(m: Machine, results: Results) -> list[Measured]:
             if n:
                 interval = interval_of(m, given)
                 found.append(measured(f"{name}_mma_interval", interval, "cycles", about, False))
-                if block == "none":
-                    grants = operand_passes(m, n, "shared") / interval / copies
-                    found.append(measured(f"{name}_mma_grants", grants, "grants", f"{about}: operands' per copy", False))
+                if kind == "reduce":
+                    shares.append(float(np.median(copies / (1 - operand_passes(m, n, "shared") / interval))))
             if block != "none":
-                lines = STORES if block == "store" else LOADS
-                others = per_cycle_of(m, given) * PASSES[block] * lines
+                others = per_cycle_of(m, given) * PASSES[block] * (STORES if block == "store" else LOADS)
                 found.append(measured(f"{name}_{block}_passes", others, "passes/cycle", about, False))
-                if kind == "load" and not n:
-                    shares.append(_share(float(np.median(alone)), float(np.median(copies)), float(np.median(others))))
-    how = "TMA loads beside stores, and beside loads, that could use all of the port; 1 where they lose nothing"
-    values = [value for value, _ in shares]
-    return [*found, between("copy_share_of_port", [*values, *(least for _, least in shares)], "share", how)]
-
-
-def _share(alone: float, copies: float, others: float) -> tuple[float, float]:
-    """Of the copies, and at least: who loses nothing may have a right to more than what it wants."""
-    seen = copies / (copies + others)
-    return (1.0 if copies >= UNSLOWED * alone else seen), seen
+                if (kind, n, block) == ("load", 0, "store"):
+                    taken = ((1 - others) / copies).ravel().tolist()
+    of_stores = measured("store_passes_per_copied_pass", taken, "passes", f"{_about('load', 0, 'store')}, of 1 a cycle")
+    how = f"bulk reductions: passes in the cycles that operands leave, beside n = {', n = '.join(map(str, COLUMNS))}"
+    return [*found, of_stores, between("bulk_read_share_beside_mma", shares, "share", how)]
 
 
 def _about(kind: str, n: int, block: str) -> str:
