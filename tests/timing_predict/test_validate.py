@@ -69,4 +69,8 @@ def test_a_document_gets_the_table_in_its_place(tool):
 def test_errors_are_relative_to_what_was_measured(tool):
     pairs = [(tool.Measured("dense", "dense", 100e6), predicted(x)) for x in (95e6, 120e6)]
     *_, line = tool.told(pairs)
-    assert line == "Mean absolute error 12.5%, worst 20.0%, 1 of 2 in the band."
+    judged = f"mean absolute error 12.5%, worst 20.0%, 1 of 2 in the band in {tool.JUDGED}"
+    assert line == f"{judged}."
+    more = [(tool.Measured("dense", shape, 100e6), predicted(50e6)) for shape in ("mqa", "dense512")]
+    *_, line = tool.told([*pairs, *more])
+    assert line == f"{judged}; mean absolute error 31.2%, worst 50.0%, 1 of 4 in the band in all."
