@@ -2,8 +2,9 @@
 
     python tools/ablation_tables.py results/b200/ablation_predicted.json [--document docs/timeline.md]
 
-The report is what `undertow timeline --ablation --json` writes (tools/predictions.py does all of it). Prints both tables, or puts them into a document: between `<!-- ablation: cycles -->` or `<!-- ablation: published -->`
-and `<!-- end -->`.
+The report is what `undertow timeline --ablation --json` writes; tools/predictions.py does all of it. Prints both
+tables, or puts them into a document: between `<!-- ablation: cycles -->` or `<!-- ablation: published -->`, and
+`<!-- end -->`.
 """
 
 from __future__ import annotations

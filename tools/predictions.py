@@ -1,7 +1,7 @@
 """Predict anew all that the documents say of the timing model, from the chip files and the records in results.
 
     python tools/predictions.py           the H200's launches, the ablation, their tables, the pictures; minutes
-    python tools/predictions.py --h200    only the H200's launches: after new records of `hopper_measure.py FOLDER cycles`
+    python tools/predictions.py --h200    only the H200's launches, after new records of `hopper_measure.py`
 
 Writes results/hopper/timeline.jsonl, results/b200/ablation_predicted.json, docs/timeline.md and docs/images. Needs
 flash-attn-4 and no GPU. What docs/timeline.md says around its tables is for whoever runs this to read again.

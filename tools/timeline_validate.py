@@ -261,7 +261,8 @@ def told(pairs: Sequence[tuple[Measured, Prediction]]) -> Iterator[str]:
 def _summed(pairs: Sequence[tuple[Measured, Prediction]]) -> str:
     errors = [abs(error(*pair)) for pair in pairs]
     inside = [predicted.band[0] <= one.cycles <= predicted.band[1] for one, predicted in pairs]
-    return f"mean absolute error {np.mean(errors):.1%}, worst {max(errors):.1%}, {sum(inside)} of {len(inside)} in the band"
+    mean, worst = np.mean(errors), max(errors)
+    return f"mean absolute error {mean:.1%}, worst {worst:.1%}, {sum(inside)} of {len(inside)} in the band"
 
 
 def filled(document: str, table: Sequence[str], summary: str) -> str:
@@ -269,7 +270,9 @@ def filled(document: str, table: Sequence[str], summary: str) -> str:
 
     Raises: ValueError for one that has no place for it.
     """
-    text, count = BLOCK.subn(lambda found: "\n".join([found[1] + table[0], *table[1:], "", summary, found[2]]), document)
+    text, count = BLOCK.subn(
+        lambda found: "\n".join([found[1] + table[0], *table[1:], "", summary, found[2]]), document
+    )
     if count != 1:
         raise ValueError(f"{count} places for the table, between <!-- validation --> and <!-- end -->: must be 1")
     return text

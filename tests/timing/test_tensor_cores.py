@@ -93,10 +93,15 @@ REDUCTION = """setp.ne.u32 %q0, %t, 128; @%q0 bra END;
 @pytest.mark.parametrize(("share", "cycles"), [(0.5, 32 / 0.125), (0.25, 32 / 0.0625)])
 def test_bulk_reductions_read_in_a_share_of_what_operands_leave(share, cycles):
     """n = 128 leaves a quarter of the cycles; a reduction that could read 32 passes in 32 gets its share of them."""
-    eager = {"bulk_reduce_bytes_per_cycle": 128, "bulk_read_share_beside_mma": share, "bulk_reduce_latency": 200}
-    done = replayed(wgmma(128, 64, beside=REDUCTION), SM90, **eager)
+    done = replayed(
+        wgmma(128, 64, beside=REDUCTION),
+        SM90,
+        bulk_reduce_bytes_per_cycle=128,
+        bulk_read_share_beside_mma=share,
+        bulk_reduce_latency=200,
+    )
     (of,) = [i for i, engine in enumerate(done.trace.operations[:, 0]) if engine == ENGINES.index("bulk_reduce")]
-    issued, begun, ended = done.run.operations[of]
+    _, begun, ended = done.run.operations[of]
     assert ended - begun == pytest.approx(cycles, rel=0.1)
     alone = from_issue_to_wait(replayed(wgmma(128, 64), SM90))
     assert from_issue_to_wait(done) == pytest.approx(alone, rel=0.01), "operands come first"

@@ -27,9 +27,9 @@ class Block:
 class HandOff:
     """Warps that arrive at an mbarrier, and warps that wait for it.
 
-    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. varied: cycles by
-    which the delay is longer from trip to trip, modulo 64. hinted: the waiting warps tell how long it may be suspended,
-    as the DSL's waits do.
+    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. varied: by how
+    many cycles the delay is longer from trip to trip, modulo 64. hinted: the waiting warps tell how long it may be
+    suspended, as the DSL's waits do.
     """
 
     arriving: int

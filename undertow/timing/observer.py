@@ -139,7 +139,7 @@ class Recorder:
             return
         warps = event.lanes.warps
         if len(mask) % WARP_LANES == 0:
-            passed = mask.reshape(len(warps), -1).any(1).tolist()  # of whole warps, or of one
+            passed = [part.any() for part in mask.reshape(len(warps), -1)]  # of whole warps, or of one
         else:
             of_warp = event.lanes.index // WARP_LANES
             passed = [mask[of_warp == warp].any() for warp in warps]

@@ -108,7 +108,7 @@ def _mbarriers_of(results: Results) -> list[Measured]:
         *found,
         measured("mbarrier_hand_off_one_to_eight", to_eight.mean(-1), "cycles", "one warp to eight, their mean", False),
         measured("mbarrier_hand_off_to_last", to_eight.max(-1), "cycles", "one warp to eight, the last of them", False),
-        _jitter(each["varied"]),
+        jitter(each["varied"]),
         measured("mbarrier_ready_wait", per["ready_wait"], "cycles", "try_wait and a branch, one after another"),
         _both("mbarrier_arrive_cycles", per["arrive"], per["complete"], "arrivals of one lane, one after another"),
         _both(
@@ -120,8 +120,8 @@ def _mbarriers_of(results: Results) -> list[Measured]:
     ]
 
 
-def _jitter(hand_off: np.ndarray) -> Measured:
-    """Of one repetition after another: its trips differ in nothing but when the arrival comes."""
+def jitter(hand_off: np.ndarray) -> Measured:
+    """How much longer the longest hand-off of a repetition is, whose trips differ in nothing but the arrival's time."""
     widths = hand_off.max((1, 2, 3)) - hand_off.min((1, 2, 3))
     how = "one warp to one, arrivals at all phases of the waiting warp's tries: the longest hand-off less the shortest"
     return measured("wake_jitter", widths, "cycles", how)

@@ -5,6 +5,7 @@ of executed instructions the source contains no trace of events.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
@@ -230,8 +231,8 @@ class _Writer:
         self._copy(self._unsigned_target(operand, typed.type), value, mask)
 
 
-def pieces_of(block: list[Decoded]) -> dict[int, int]:
-    """Begin and end of every piece of a block: its instructions in order, those with a guard or a wait by themselves."""
+def pieces_of(block: Sequence[Decoded]) -> dict[int, int]:
+    """Begin and end of every piece of a block; instructions with a guard, or that may wait, are pieces of their own."""
     pieces: dict[int, int] = {}
     begin = -1
     for decoded in block:
