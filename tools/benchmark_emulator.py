@@ -1,11 +1,12 @@
-"""Print what the emulator costs: the main kernel of `split` on 1024 x 1024, one head, 64 tile iterations.
+"""Print what the emulator costs: what the timing of a tile adds, and a launch on each back end.
 
     python tools/benchmark_emulator.py
 
-Seconds of one launch, parsed and decoded before: median and range of 3 after one warm-up. `checked` is the NumPy back
-end under all observers; the last column is its cost relative to the plain NumPy run.
+The launch is the main kernel of `split` on 1024 x 1024, one head, 64 tile iterations: seconds, parsed and decoded
+before, median and range of 3 after one warm-up. `checked` is the NumPy back end under all observers; the last column is
+its cost relative to the plain NumPy run.
 
-Then what the timing of a tile costs, for `split` and for the SM90 kernel: a CTA of 64 query tiles on the NumPy back end
+Timing is told of `split` and of the SM90 kernel: a CTA of 64 query tiles on the NumPy back end
 alone, under the observer that records it, and, by tile, alone and recorded, lowered and replayed once (`run`); CPU
 seconds, medians of 5 in turn.
 """
@@ -83,8 +84,8 @@ def _cpu(call) -> float:
     return process_time() - begin
 
 
-def main() -> None:
-    """Measure and print the rows."""
+def backends() -> None:
+    """Print the three rows of a launch."""
     case = main_case(plan("split"), Shape(1, 1024, 1024, 1))
     program = emulator.load_program(case.ptx)
     plain = 0.0
@@ -94,8 +95,13 @@ def main() -> None:
         plain = median(times) if name == "numpy" else plain
         ratio = f"  {median(times) / plain:.1f} x numpy" if checked else ""
         print(f"{name:9} {median(times):.3f} s ({min(times):.3f} to {max(times):.3f}){ratio}")
-    for of in TIMED:
+
+
+def main() -> None:
+    """Measure and print the rows."""
+    for of in TIMED:  # first: collections of garbage take longer, the more there is beside
         print(timing(*of))
+    backends()
 
 
 if __name__ == "__main__":
