@@ -51,7 +51,7 @@ SHAPES = {
     "mqa": ("dense", HEADS), "mqacausal": ("causal", HEADS),
 }  # fmt: skip
 SHAPE = re.compile(r"(\D+)(?:(\d+)(k?))?")
-UNKNOWN = ("deterministic", "softcap")  # forms of a kernel that are not predicted here
+UNKNOWN = ("deterministic", "softcap", "split")  # forms of a kernel that are not predicted here
 MAIN = re.compile("bwd_sm90")
 CHILD = """
 import os, sys
