@@ -209,10 +209,14 @@ def beside(s: Constexpr, c: Context, count: Int32):
             else block_address(s.block, c, warp)
         )
         run_meanwhile(s, c, (slot, count), at)
-    elif cutlass.const_expr(s.copies is not None) and warp >= 4:
-        copies.meanwhile(s.copies, c, (count + 1 + s.warps * 3, count), places, s.window)
     else:
-        cute.arch.sync_threads()
+        if cutlass.const_expr(s.copies is None):
+            cute.arch.sync_threads()
+        else:
+            if warp >= 4:
+                copies.meanwhile(s.copies, c, (count + 1 + s.warps * 3, count), places, s.window)
+            else:
+                cute.arch.sync_threads()
     tear_down(i, warp)
 
 
