@@ -1,10 +1,11 @@
 """Hold the timing model against a GPU: predicted beside measured cycles of main kernels on an H200.
 
-    python tools/timeline_validate.py CYCLES... [--draws N] [--output FILE] [--predicted FILE]
+    python tools/timeline_validate.py CYCLES... [--draws N] [--output FILE] [--document FILE] [--predicted FILE]
 
 CYCLES are files of records that `hopper_measure.py FOLDER cycles` has printed. Predicted are our SM90 kernel and
-flash-attn-4's, from the constants of the h200 chip alone; no constant knows of these measurements. Prints a table, and
-writes one JSON record for every measurement. Needs flash-attn-4 and no GPU.
+flash-attn-4's, from the constants of the h200 chip alone; no constant knows of these measurements. Prints a table,
+writes one JSON record for every measurement, and the table into a document, between `<!-- validation -->` and
+`<!-- end -->`. A later record of a launch counts, an earlier one does not. Needs flash-attn-4 and no GPU.
 """
 
 from __future__ import annotations
@@ -41,9 +42,16 @@ from undertow.timing.predict import Drawer, draw
 from undertow.timing.results import Prediction
 from undertow.timing.trace import record
 
-HEADS, TOKENS, GROUP = 32, 65536, 4
+HEADS, TOKENS, GROUP, SHORTEST = 32, 65536, 4, 2048
+JUDGED = "launches of 32:32 and 32:8 heads with 2048 rows or more"
+BLOCK = re.compile(r"(<!-- validation -->\n).*?(<!-- end -->)", re.DOTALL)
 MASKS = {"dense": Band(), "causal": Band(None, 0)}
-SHAPES = {"dense": ("dense", 1), "causal": ("causal", 1), "gqa": ("dense", GROUP), "gqacausal": ("causal", GROUP)}
+SHAPES = {
+    "dense": ("dense", 1), "causal": ("causal", 1), "gqa": ("dense", GROUP), "gqacausal": ("causal", GROUP),
+    "mqa": ("dense", HEADS), "mqacausal": ("causal", HEADS),
+}  # fmt: skip
+SHAPE = re.compile(r"(\D+)(?:(\d+)(k?))?")
+UNKNOWN = ("deterministic", "softcap", "split")  # forms of a kernel that are not predicted here
 MAIN = re.compile("bwd_sm90")
 CHILD = """
 import os, sys
@@ -79,12 +87,23 @@ class Measured:
     @property
     def form(self) -> tuple[str, int]:
         """Mask, and query heads to a head of keys."""
-        return SHAPES[re.sub(r"\d+k$", "", self.shape)]
+        return SHAPES[self._parts[0]]
 
     @property
     def seqlen(self) -> int:
-        found = re.search(r"(\d+)k$", self.shape)
-        return 1024 * int(found[1]) if found else 8192
+        _, number, thousands = self._parts
+        return int(number) * (1024 if thousands else 1) if number else 8192
+
+    @property
+    def _parts(self) -> tuple[str, str | None, str | None]:
+        found = SHAPE.fullmatch(self.shape)
+        assert found is not None, self.shape
+        return found[1], found[2], found[3]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the launch is one of those for which errors are promised."""
+        return self.seqlen >= SHORTEST and self.form[1] <= GROUP
 
     @property
     def recorded(self) -> str:
@@ -108,7 +127,7 @@ def read(paths: Sequence[str]) -> list[Measured]:
     for path in paths:
         for line in Path(path).read_text().splitlines():
             told = json.loads(line)
-            if told["kind"] == "cycles" and "deterministic" not in told["kernel"]:
+            if told["kind"] == "cycles" and not any(form in told["kernel"] for form in UNKNOWN):
                 found[told["kernel"], told["shape"]] = Measured(told["kernel"], told["shape"], told["cycles"])
     return list(found.values())
 
@@ -125,13 +144,16 @@ def kernels_of(measured: Sequence[Measured], point: Mapping[str, float]) -> Kern
             problem = Problem(Shape(1, 1024, 1024, 1), MASKS[mask], arch="sm90")
             made[one.recorded] = recorded("sm90", ["pingpong"], problem, point).recorded["pingpong"]
         else:
-            text = peer_ptx(4 // group, mask)
-            shapes = sample_shapes(MASKS[mask])
-            made[one.recorded] = tuple(
-                Recorded(first_cta(shape, False), record(peer(text, one.recorded, shape, group), point))
-                for shape in shapes
-            )
+            made[one.recorded] = _of_peer(one, mask, min(group, GROUP), point)  # larger groups go the same way
     return Kernels(made)
+
+
+def _of_peer(one: Measured, mask: str, group: int, point: Mapping[str, float]) -> tuple[Recorded, ...]:
+    text = peer_ptx(GROUP // group, mask)
+    return tuple(
+        Recorded(first_cta(shape, False), record(peer(text, one.recorded, shape, group), point))
+        for shape in sample_shapes(MASKS[mask])
+    )
 
 
 def peer_ptx(kv_heads: int, mask: str) -> str:
@@ -231,10 +253,29 @@ def told(pairs: Sequence[tuple[Measured, Prediction]]) -> Iterator[str]:
             f"{predicted.median / 1e6:.2f} | {low / 1e6:.2f} to {high / 1e6:.2f} | {error(one, predicted):+.1%} | "
             f"{'yes' if low <= one.cycles <= high else 'no'} |"
         )
+    judged = [pair for pair in pairs if pair[0].is_judged]
+    sums = [f"{_summed(judged)} in {JUDGED}"] if judged else []
+    yield "; ".join([*sums, *([f"{_summed(pairs)} in all"] if len(judged) < len(pairs) else [])]) + "."
+
+
+def _summed(pairs: Sequence[tuple[Measured, Prediction]]) -> str:
     errors = [abs(error(*pair)) for pair in pairs]
     inside = [predicted.band[0] <= one.cycles <= predicted.band[1] for one, predicted in pairs]
     mean, worst = np.mean(errors), max(errors)
-    yield f"Mean absolute error {mean:.1%}, worst {worst:.1%}, {sum(inside)} of {len(inside)} in the band."
+    return f"mean absolute error {mean:.1%}, worst {worst:.1%}, {sum(inside)} of {len(inside)} in the band"
+
+
+def filled(document: str, table: Sequence[str], summary: str) -> str:
+    """The document with this table.
+
+    Raises: ValueError for one that has no place for it.
+    """
+    text, count = BLOCK.subn(
+        lambda found: "\n".join([found[1] + table[0], *table[1:], "", summary, found[2]]), document
+    )
+    if count != 1:
+        raise ValueError(f"{count} places for the table, between <!-- validation --> and <!-- end -->: must be 1")
+    return text
 
 
 def error(one: Measured, predicted: Prediction) -> float:
@@ -248,6 +289,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--output", metavar="FILE")
+    parser.add_argument("--document", metavar="FILE", help="replace the table in it")
     parser.add_argument("--predicted", metavar="FILE", help="of an earlier --output, instead of predicting anew")
     arguments = parser.parse_args()
     measured = read(arguments.cycles)
@@ -255,7 +297,11 @@ def main() -> None:
         pairs = list(earlier(arguments.predicted, measured))
     else:
         pairs = list(predictions(measured, arguments.draws, arguments.jobs))
-    print("\n".join(told(pairs)))
+    *table, summary = told(pairs)
+    print("\n".join([*table, summary]))
+    if arguments.document:
+        path = Path(arguments.document)
+        path.write_text(filled(path.read_text(), table, summary))
     if arguments.output:
         with Path(arguments.output).open("w") as file:
             for one, predicted in pairs:

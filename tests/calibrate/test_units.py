@@ -7,7 +7,7 @@ import pytest
 
 from undertow.calibrate.benchmark import ALL, Benchmark, between, cycles, measured
 from undertow.calibrate.probe import TARGETS
-from undertow.calibrate.units import arithmetic, benchmarks, beside, copies, matrix, shared, signals
+from undertow.calibrate.units import arithmetic, benchmarks, beside, copies, copy_port, matrix, shared, signals
 from undertow.calibrate.units.machines import MACHINES, operand_passes
 
 REPETITIONS = 3
@@ -148,6 +148,33 @@ def test_one_port_or_two_is_read_off_the_sum(target, share):
     assert found["mma_shares_port"] == (share < 1)
     if share < 1:
         assert found["mma_grants_per_other"] == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_copies_take_of_the_port_is_read_off_both_sides(target):
+    """Half a pass of a store for one that a copy writes; bulk reads get two fifths of what operands leave."""
+    m, results, written = MACHINES[target], {}, 0.6
+    for kind in copy_port.KINDS:
+        for n, block in copy_port.BESIDE:
+            interval = 1.25 * max((n or 64) / 2, operand_passes(m, n or 64, "shared"))
+            stores = (1 - 0.5 * written) / (4 * beside.STORES * beside.WARPS) if block == "store" else 0
+            both = meeting(target, interval, stores * beside.WINDOW * beside.COUNT)
+            copies = written if kind == "load" else 0.4 * (1 - operand_passes(m, n, "shared") / interval) if n else 0.2
+            window = beside.WINDOW * beside.COUNT
+            done = np.array([1000, 1000 + window, copies * window * 128 / copy_port.TILE])
+            rows = np.tile(done, (*both.shape[:2], 1))
+            results[f"copies_{kind}_n{n}_{block}-1"] = np.concatenate([both, rows], -1)
+    found = values(find(target, "copy-port"), results)
+    assert found["store_passes_per_copied_pass"] == pytest.approx(0.5, rel=0.05)
+    assert found["bulk_read_share_beside_mma"] == pytest.approx(0.4, rel=0.05)
+
+
+def test_waits_that_take_as_long_whenever_the_arrival_comes_have_no_jitter():
+    trips = np.tile([100, 185], (REPETITIONS, 1, signals.TRIPS))
+    each = signals.hand_off_cycles(trips, signals.HAND_OFFS["varied"])
+    assert signals.jitter(each).value == 0
+    each[:, :, ::2] += 12
+    assert signals.jitter(each).value == 12
 
 
 def test_fill_and_tail_are_what_one_instruction_takes_beyond_its_interval():

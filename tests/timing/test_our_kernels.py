@@ -55,14 +55,15 @@ def test_parts_add_up_to_the_run(recorded):
 
 
 def test_a_tile_takes_at_least_its_multiply_adds(recorded):
-    """Five GEMMs of 128 x 128 x 64, on sm90 the row terms besides: 2560 + 256 and 1280 cycles."""
+    """Five GEMMs of 128 x 128 x 64, on sm90 with the row terms 2560 + 256 cycles, on sm100 1280; there, with a port of
+    their own, the operands of dQ take 48 passes where its multiply-adds take 32 cycles, eight times.
+    """
     name, trace, constants, _ = recorded
-    line = replay(trace, constants, with_spans=False)
-    least = {"sm90": 2816, "sm100": 1280}[name]
+    own = constants if name == "sm90" else constants | {"mma_shares_port": 0.0}
+    line = replay(trace, own, with_spans=False)
+    least = {"sm90": 2816, "sm100": 1280 + 8 * 16}[name]
     assert least < line.cycles_per_tile < 3.0 * least
-    assert line.utilisation["tensor"] * line.cycles_per_tile == pytest.approx(
-        least, rel=0.02 if name == "sm90" else 0.3
-    )
+    assert line.utilisation["tensor"] * line.cycles_per_tile == pytest.approx(least, rel=0.02)
 
 
 def test_the_seed_decides(recorded):

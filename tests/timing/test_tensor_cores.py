@@ -8,6 +8,7 @@ import pytest
 from tests.emulator.wgmma_kernels import descriptor
 from tests.timing.kernels import SM90, SM100, Kind, Replayed, kernel, repeated, replayed
 from undertow.cases import Kernel
+from undertow.timing.trace import ENGINES
 
 TILES = ".extern .shared .align 1024 .b8 tiles[];"
 MBARRIER = ".shared .align 8 .b64 bar;"
@@ -82,6 +83,28 @@ def test_loads_are_held_to_their_share_beside_mmas():
     held = replayed(wgmma(128, 64, True, beside=loads), SM90, load_share_beside_mma=0.02, global_bytes_per_cycle=1e6)
     free = replayed(wgmma(128, 64, True, beside=loads), SM90, load_share_beside_mma=1, global_bytes_per_cycle=1e6)
     assert max(held.times(Kind.LOAD, 4)) > 1.5 * max(free.times(Kind.LOAD, 4))
+
+
+REDUCTION = """setp.ne.u32 %q0, %t, 128; @%q0 bra END;
+    cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%p0], [%r1], 4096; cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group.read 0;"""
+
+
+@pytest.mark.parametrize(("share", "cycles"), [(0.5, 32 / 0.125), (0.25, 32 / 0.0625)])
+def test_bulk_reductions_read_in_a_share_of_what_operands_leave(share, cycles):
+    """n = 128 leaves a quarter of the cycles; a reduction that could read 32 passes in 32 gets its share of them."""
+    done = replayed(
+        wgmma(128, 64, beside=REDUCTION),
+        SM90,
+        bulk_reduce_bytes_per_cycle=128,
+        bulk_read_share_beside_mma=share,
+        bulk_reduce_latency=200,
+    )
+    (of,) = [i for i, engine in enumerate(done.trace.operations[:, 0]) if engine == ENGINES.index("bulk_reduce")]
+    _, begun, ended = done.run.operations[of]
+    assert ended - begun == pytest.approx(cycles, rel=0.1)
+    alone = from_issue_to_wait(replayed(wgmma(128, 64), SM90))
+    assert from_issue_to_wait(done) == pytest.approx(alone, rel=0.01), "operands come first"
 
 
 def test_a_warp_stands_still_at_the_next_mma():

@@ -125,6 +125,27 @@ def test_a_bulk_copy_takes_its_latency_and_the_port():
     assert done.run.grants["tma"] == 128
 
 
+@pytest.mark.parametrize(("access", "passes"), [("st", 64), ("ld", 0)])
+def test_stores_wait_for_what_a_load_writes_and_loads_do_not(access, passes):
+    """128 passes of a copy hold half as many of the stores that 8 warps have all the time, as the constant says."""
+    many = repeated(f"{access}.shared.b32 " + {"st": "[%r1], %t;", "ld": "%r3, [%r1];"}[access], 200)
+    body = f"""{READY} mov.u32 %r1, buffer; @%q0 bra WORK; mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16384;
+        cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r1], [%p0], 16384, [bar];
+        WORK: mad.lo.u32 %r1, %t, 4, %r1; {many} fence.proxy.async.shared::cta; {WAIT}"""
+    given = kernel(body, np.zeros(4096, np.float32), module=MBARRIER + SHARED, block=(256,))
+    ends = []
+    for share in (0.0, 0.5):
+        done = replayed(
+            given,
+            store_passes_per_copied_pass=share,
+            lsu_pass_interval=1,
+            tma_issue_cycles=1,
+            mbarrier_ready_wait=1,
+        )
+        ends.append(max(done.times(Kind.FENCE if access == "st" else Kind.LOAD, warp)[-1] for warp in range(8)))
+    assert ends[1] - ends[0] == pytest.approx(passes, abs=3)
+
+
 def test_a_bulk_reduction_reads_at_its_rate():
     body = """mov.u32 %r1, buffer; mad.lo.u32 %r2, %t, 16, %r1; st.shared.v4.b32 [%r2], {%t, %t, %t, %t};
         setp.ne.u32 %q0, %t, 0; @%q0 bra END;

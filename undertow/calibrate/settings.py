@@ -27,8 +27,9 @@ class Block:
 class HandOff:
     """Warps that arrive at an mbarrier, and warps that wait for it.
 
-    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. hinted: the
-    waiting warps tell how long it may be suspended, as the DSL's waits do.
+    delay: cycles from the common start to the first arrival. skew: from one arriving warp to the next. varied: by how
+    many cycles the delay is longer from trip to trip, modulo 64. hinted: the waiting warps tell how long it may be
+    suspended, as the DSL's waits do.
     """
 
     arriving: int
@@ -36,6 +37,7 @@ class HandOff:
     delay: int = 400
     skew: int = 0
     hinted: bool = True
+    varied: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,6 @@ class Mma:
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A block that more warps run in a loop while matrix instructions are issued, for `window` cycles an iteration."""
-
-    mma: Mma
-    block: Block
-    warps: int
-    window: int
-
-
-@dataclass(frozen=True)
 class Copy:
     """Bulk copies between shared and global memory. kind: `load`, `store` or `reduce`. size: bytes of one.
 
@@ -85,3 +77,18 @@ class Copy:
     depth: int
     tiles: int = 4
     together: bool = False
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A block that more warps run in a loop while matrix instructions are issued, for `window` cycles an iteration.
+
+    copies: what one warp behind them copies meanwhile, from byte `copies_at` of shared memory on.
+    """
+
+    mma: Mma
+    block: Block
+    warps: int
+    window: int
+    copies: Copy | None = None
+    copies_at: int = 0

@@ -107,7 +107,7 @@ def recorded(
         for shape in shapes_of_items(problem.band) if stays else sample_shapes(problem.band):
             kernel = replace(_main_kernel(arch, schedule, problem, shape), name=schedule)
             if stays:
-                kernel = _claiming(kernel, shape.items)
+                kernel = claiming(kernel, shape.items)
             counts = first_cta(shape, problem.attention.descending)
             ctas.append(Recorded(counts, record(kernel, point)))
         kernels[schedule] = tuple(ctas)
@@ -119,7 +119,7 @@ def claims_items(plan: Plan) -> bool:
     return any(role.name == "schedule" for role in plan.roles)
 
 
-def _claiming(kernel: Kernel, items: int) -> Kernel:
+def claiming(kernel: Kernel, items: int) -> Kernel:
     """One CTA that may claim so many items: the last two numbers of such a launch."""
     *others, ctas, most_items = kernel.launch.params
     assert isinstance(ctas, int) and isinstance(most_items, int), "CTAs of the launch, and what each may claim"

@@ -41,6 +41,19 @@ class InstructionExecuted:
     mask: np.ndarray | None
 
 
+@dataclass(slots=True)
+class PieceExecuted:
+    """Instructions [begin, end) are about to execute one after another: a cheaper form of InstructionExecuted.
+
+    Where more than one, none has a guard and none can block. `mask` is the guard of a single one (None: no guard).
+    """
+
+    lanes: Any
+    begin: int
+    end: int
+    mask: np.ndarray | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class BranchExecuted:
     """A branch was decided: `taken` and `total` lanes."""

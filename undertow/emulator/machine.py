@@ -14,7 +14,7 @@ from .async_agents import AsyncEngines
 from .cluster import Cluster, cta_rank
 from .description import Resolved
 from .errors import Deadlock, EmulatorError, MemoryFault, ProtocolError, UnsupportedPtx
-from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted, RegisterAccess
+from .events import CtaFinished, CtaStarted, EventBus, InstructionExecuted, PieceExecuted, RegisterAccess
 from .memory import ByteMemory
 from .numpy_backend.collectives import warp_by_warp
 from .numpy_backend.executor import Executor
@@ -56,6 +56,7 @@ class Machine:
             resolved.parameters, 0, self.program.kernel.parameter_bytes, "the parameter block"
         )
         self.instruction_sink = bus.sink(InstructionExecuted)
+        self.piece_sink = bus.sink(PieceExecuted)
         self.register_sink = bus.sink(RegisterAccess)
         self.executor = Executor(self, bus)
         self.tally = Tally()

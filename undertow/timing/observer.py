@@ -15,9 +15,9 @@ from undertow.emulator.events import (
     BarrierOperation,
     BulkGroup,
     CtaStarted,
-    InstructionExecuted,
     MbarrierOperation,
     MemoryAccess,
+    PieceExecuted,
     WarpgroupStep,
 )
 from undertow.emulator.observers.bank_passes import passes
@@ -30,6 +30,7 @@ ORDERED = ("acquire", "relaxed", "volatile")
 WARP_LANES = 32
 WARPGROUP_WARPS = 4
 PASS_BYTES = 128
+_LANES = np.arange(WARP_LANES)
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Recorder:
     """
 
     subscriptions: ClassVar[tuple[type, ...]] = (
-        CtaStarted, InstructionExecuted, MbarrierOperation, BarrierOperation, WarpgroupStep, AsyncIssued, BulkGroup,
+        CtaStarted, PieceExecuted, MbarrierOperation, BarrierOperation, WarpgroupStep, AsyncIssued, BulkGroup,
         MemoryAccess,
     )  # fmt: skip
 
@@ -90,7 +91,7 @@ class Recorder:
         self._blocking: list[bool] = []
         self._program: Any = None
         self._on: dict[type, Callable[[Any], None]] = {
-            CtaStarted: self._started, InstructionExecuted: self._instruction, MbarrierOperation: self._mbarrier,
+            CtaStarted: self._started, PieceExecuted: self._piece, MbarrierOperation: self._mbarrier,
             BarrierOperation: self._barrier, WarpgroupStep: self._warpgroup, AsyncIssued: self._issued,
             BulkGroup: self._bulk_group, MemoryAccess: self._memory,
         }  # fmt: skip
@@ -120,8 +121,8 @@ class Recorder:
         self.streams = [[] for _ in event.cta.warps]
         self.facts = [[] for _ in event.cta.warps]
 
-    def _instruction(self, event: InstructionExecuted) -> None:
-        index, mask, streams = event.decoded.index, event.mask, self.streams
+    def _piece(self, event: PieceExecuted) -> None:
+        index, mask, streams = event.begin, event.mask, self.streams
         if self._blocking[index]:
             for warp in event.lanes.warps:
                 stream = streams[warp]
@@ -132,19 +133,30 @@ class Recorder:
                     streams[warp][-1] = ~index
             return
         if mask is None:
+            executed = range(index, event.end)
             for warp in event.lanes.warps:
-                streams[warp].append(index)
+                streams[warp].extend(executed)
             return
-        lanes = event.lanes
-        for warp in lanes.warps:
-            mine = mask if len(lanes.warps) == 1 else mask[lanes.index // WARP_LANES == warp]
-            streams[warp].append(index if mine.any() else ~index)
+        warps = event.lanes.warps
+        if len(mask) % WARP_LANES == 0:
+            passed = [part.any() for part in mask.reshape(len(warps), -1)]  # of whole warps, or of one
+        else:
+            of_warp = event.lanes.index // WARP_LANES
+            passed = [mask[of_warp == warp].any() for warp in warps]
+        for warp, does in zip(warps, passed, strict=True):
+            streams[warp].append(index if does else ~index)
 
     def _add(self, warp: int, decoded: Any, kind: str, number: int) -> None:
         """A fact of the instruction that the warp executes: passes, bytes, wait, arrive, barrier, op, need, mma."""
-        place = len(self.streams[warp]) - 1
-        assert self.streams[warp][place] in (decoded.index, ~decoded.index)
-        self.facts[warp].append((place, kind, number))
+        self.facts[warp].append((self._place(warp, decoded), kind, number))
+
+    def _place(self, warp: int, decoded: Any) -> int:
+        """Position in the warp's stream of an instruction of the piece that it executes."""
+        index, stream = decoded.index, self.streams[warp]
+        last = stream[-1]
+        place = len(stream) - 1 - ((last if last >= 0 else ~last) - index)
+        assert stream[place] in (index, ~index)
+        return place
 
     def _token(self, kind: str, place: int, phase: int) -> int:
         key = (kind, place, self._incarnation[place] if kind == "mbarrier" else 0, phase)
@@ -187,10 +199,10 @@ class Recorder:
             self.tokens[token].needed += 1
             return
         for warp in self._warps_of(event):
-            facts, fact = self.facts[warp], (len(self.streams[warp]) - 1, "arrive", token)
+            facts, fact = self.facts[warp], (self._place(warp, event.decoded), "arrive", token)
             if not facts or facts[-1] != fact:  # lanes that arrive one by one are one instruction
                 self.tokens[token].needed += 1
-                self._add(warp, event.decoded, "arrive", token)
+                facts.append(fact)
 
     def _barrier(self, event: BarrierOperation) -> None:
         if event.op == "leave":
@@ -214,7 +226,7 @@ class Recorder:
     def _issued(self, event: AsyncIssued) -> None:
         issued = event.operation
         details, warp = issued.details, issued.warp
-        place = len(self.streams[warp]) - 1
+        place = self._place(warp, issued.decoded)
         if issued.engine == "cp_async" and self.operations and self._numbers:
             last = self.operations[-1]
             if last.engine == "cp_async" and (last.warp, last.place) == (warp, place):
@@ -244,8 +256,9 @@ class Recorder:
             return
         (limit,) = event.operations
         done = groups[len(groups) - limit - 1] if len(groups) > limit else -1
-        if done >= 0 and (not self.facts[warp] or self.facts[warp][-1][0] != len(self.streams[warp]) - 1):
-            self._add(warp, event.decoded, "need", done)
+        place = self._place(warp, event.decoded)
+        if done >= 0 and (not self.facts[warp] or self.facts[warp][-1][0] != place):
+            self.facts[warp].append((place, "need", done))
 
     def _memory(self, event: MemoryAccess) -> None:
         if event.operation is not None:
@@ -261,6 +274,11 @@ class Recorder:
         lanes, addresses, which = event.lanes, event.addresses, event.which
         if len(lanes.warps) == 1:
             self._add(lanes.warps[0], event.decoded, "passes", self._passes_of(event, addresses, lanes.index[which]))
+            return
+        if len(addresses) == len(lanes.warps) * WARP_LANES:
+            back = len(self.streams[lanes.warps[0]]) - self._place(lanes.warps[0], event.decoded)
+            for warp, number in zip(lanes.warps, self._passes_of_all(event, addresses), strict=True):
+                self.facts[warp].append((len(self.streams[warp]) - back, "passes", number))  # all execute this piece
             return
         of_warp = lanes.index[which] // WARP_LANES
         for warp in lanes.warps:
@@ -285,6 +303,15 @@ class Recorder:
         count = len(event.addresses) * event.size // len(lanes.warps)
         for warp in lanes.warps:
             self._add(warp, event.decoded, "bytes", count)
+
+    def _passes_of_all(self, event: MemoryAccess, addresses: np.ndarray) -> list[int]:
+        """Of whole warps, whose lanes are in order; mostly each does what the first one does, elsewhere."""
+        of_warp = addresses.reshape(-1, WARP_LANES)
+        moved = of_warp - of_warp[0]
+        if (moved == moved[:, :1]).all() and not (moved[:, 0] % PASS_BYTES).any():
+            of_warp = of_warp[:1]
+        numbers = [self._passes_of(event, mine, _LANES) for mine in of_warp]
+        return numbers * (len(addresses) // WARP_LANES // len(numbers))
 
     def _passes_of(self, event: MemoryAccess, addresses: np.ndarray, lanes: np.ndarray) -> int:
         start = int(addresses[0])

@@ -111,13 +111,8 @@ def _of_tensor(trace: Trace, run: Run) -> Iterator[Span]:
     mmas = np.flatnonzero(np.isin(trace.operations[:, 0], (ENGINES.index("wgmma"), ENGINES.index("tensor"))))
     mmas = mmas[np.argsort(run.operations[mmas, 1], kind="stable")]
     seen: dict[tuple[int, str], int] = defaultdict(int)
-    groups: list[list[int]] = []
-    for mma in mmas.tolist():
-        key = trace.operations[mma, [1, 6]].tolist()
-        if groups and trace.operations[groups[-1][-1], [1, 6]].tolist() == key:
-            groups[-1].append(mma)
-        else:
-            groups.append([mma])
+    keys = trace.operations[mmas][:, [1, 6]]
+    groups = np.split(mmas, np.flatnonzero((keys[1:] != keys[:-1]).any(1)) + 1) if len(mmas) else []
     for group in groups:
         warp, gemm = trace.operations[group[0], [1, 6]].tolist()
         name = trace.gemms[gemm]

@@ -68,11 +68,11 @@ def _engines(
     is_mma, is_load, is_read = (np.isin(engine, group) for group in (_MMAS, _LOADS, _READS))
     width = constants["shared_port_bytes_per_cycle"]
     operands = np.ceil(size[is_mma & inside] / width).sum()
-    copies = size[(is_load | is_read) & inside].sum() / width
+    reads = size[is_read & inside].sum() / width
     shared = constants["mma_shares_port"] > 0.5
     return {
         "tensor": overlap[is_mma].sum(),
-        "shared_port": copies + lsu + (operands if shared else 0.0),
+        "shared_port": reads + lsu + (operands if shared else 0.0),
         "tma_load": size[is_load & inside].sum() / constants["tma_load_bytes_per_cycle"],
         "bulk_reduce": overlap[is_read].sum(),
     } | ({} if shared else {"mma_operand_port": operands})

@@ -10,6 +10,7 @@ from undertow.calibrate.probes.context import WARP, Context, clock, first_lane, 
 from undertow.calibrate.settings import Release
 
 BARRIER = 1  # id of the named barrier; sync_threads has 0
+VARIED = 64  # cycles by which a delay varies at most
 
 
 @cute.jit
@@ -28,7 +29,7 @@ def hand_off(s: Constexpr, c: Context, count: Int32):
     for trip in cutlass.range(count, unroll=1):
         cute.arch.sync_threads()
         if warp < s.arriving:
-            wait_until(clock() + s.delay + warp * s.skew)
+            wait_until(clock() + s.delay + warp * s.skew + trip * s.varied % VARIED)
             before = clock()
             arrive(address, first_lane())
             c.record(trip * warps + warp, before, first_lane())

@@ -1,4 +1,4 @@
-"""Bulk copies between shared and global memory by one thread of every CTA: how long one takes, and many in a row."""
+"""Bulk copies between shared and global memory by one thread of every CTA: one at a time, many in a row, meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def single(s: Constexpr, c: Context, count: Int32):
     Results of trip t: clock before it, when it has been issued, and when it is there (load) or has been read, from
     slot 3t on.
     """
-    barriers, stages = _set_up(s, c)
+    barriers, stages = set_up(s, c, 0)
     if first_lane():
         for trip in cutlass.range(count, unroll=1):
             before = clock()
@@ -44,7 +44,7 @@ def stream(s: Constexpr, c: Context, count: Int32):
 
     Results: as `loops.loop`, of one warp.
     """
-    barriers, stages = _set_up(s, c)
+    barriers, stages = set_up(s, c, 0)
     if first_lane():
         began, begin = nanoseconds(), clock()
         if cutlass.const_expr(s.kind == "load"):
@@ -63,14 +63,51 @@ def stream(s: Constexpr, c: Context, count: Int32):
 
 
 @cute.jit
-def _set_up(s: Constexpr, c: Context):
-    """Barriers of one arrival, and zeros in the stages; addresses of both."""
-    barriers = cute.recast_ptr(c.smem(), dtype=cutlass.Int64)
-    stages = c.smem() + STAGES_OFFSET
-    words = cute.make_tensor(cute.recast_ptr(stages, dtype=Int32), cute.make_layout(s.depth * s.size // 4))
+def meanwhile(s: Constexpr, c: Context, at: tuple[Int32, Int32], places: tuple[Int32, Int32], window: Int32):
+    """Copies, `depth` of them in flight, for a window of cycles.
+
+    at: slot of the results, and the iterations of the warps that issue matrix instructions, `window` cycles each; all
+    warps of the CTA meet first. Results: clock when the first is done, at the end, and how many are done by then.
+    """
+    slot, count = at
+    done = Int64(0)
+    cute.arch.sync_threads()
+    if first_lane():
+        for trip in range(s.depth if s.kind == "load" else s.depth - 1):
+            start(s, c, places, Int32(trip))
+        trip = Int32(0)
+        begin = now = clock()
+        end = begin + Int64(count) * window
+        while now < end:
+            if cutlass.const_expr(s.kind == "load"):
+                finish(s, places[0], trip, 0)
+                start(s, c, places, trip + s.depth)
+            else:
+                start(s, c, places, trip + s.depth - 1)
+                finish(s, places[0], trip, s.depth - 1)
+            now = clock()
+            if trip == 0:
+                begin = now
+            trip += 1
+        done = Int64(trip - 1)
+        for index, value in enumerate((begin, now, done)):
+            c.record(slot + index, value)
+        if cutlass.const_expr(s.kind == "load"):
+            for left in range(s.depth):
+                finish(s, places[0], trip + left, 0)
+        _drain(s)
+
+
+@cute.jit
+def set_up(s: Constexpr, c: Context, at: Constexpr):
+    """Barriers of one arrival, and zeros in the stages behind them, from byte `at` on; addresses of both."""
+    barriers = cute.recast_ptr(c.smem() + at, dtype=cutlass.Int64)
+    stages = c.smem() + (at + STAGES_OFFSET)
+    size = s.depth * s.size // 4
+    words = cute.make_tensor(cute.recast_ptr(stages, dtype=Int32), cute.make_layout(size))
     thread, threads = cute.arch.thread_idx()[0], c.probe.threads
-    for index in cutlass.range(s.depth * s.size // 4 // threads, unroll=1):
-        words[index * threads + thread] = Int32(0)
+    for index in cutlass.range(thread, size, threads, unroll=1):
+        words[index] = Int32(0)
     if thread == 0:
         for stage in range(s.depth):
             cute.arch.mbarrier_init(barriers + stage, 1)

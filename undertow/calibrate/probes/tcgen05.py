@@ -13,6 +13,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import tcgen05
 
+from undertow.calibrate.probes import copies
 from undertow.calibrate.probes.context import (
     Context,
     clock,
@@ -188,6 +189,7 @@ def beside(s: Constexpr, c: Context, count: Int32):
     """
     warp = warp_index()
     i = set_up(c, warp)
+    places = copies.set_up(s.copies, c, s.copies_at) if cutlass.const_expr(s.copies is not None) else (0, 0)
     if warp == 0:
         cute.arch.sync_threads()
         with cute.arch.elect_one():
@@ -199,7 +201,7 @@ def beside(s: Constexpr, c: Context, count: Int32):
                     c.record(trip, clock())
             i.wait(count - 1)
             c.record(count, clock())
-    elif warp >= 4:
+    elif warp >= 4 and warp < 4 + s.warps:
         slot = count + 1 + (warp - 4) * 3
         at = (
             tensor_address(i, warp)
@@ -208,7 +210,13 @@ def beside(s: Constexpr, c: Context, count: Int32):
         )
         run_meanwhile(s, c, (slot, count), at)
     else:
-        cute.arch.sync_threads()
+        if cutlass.const_expr(s.copies is None):
+            cute.arch.sync_threads()
+        else:
+            if warp >= 4:
+                copies.meanwhile(s.copies, c, (count + 1 + s.warps * 3, count), places, s.window)
+            else:
+                cute.arch.sync_threads()
     tear_down(i, warp)
 
 

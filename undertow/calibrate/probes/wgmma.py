@@ -9,6 +9,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Constexpr, Float32, Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from undertow.calibrate.probes import copies
 from undertow.calibrate.probes.context import (
     ONES,
     Context,
@@ -146,11 +147,12 @@ def beside(s: Constexpr, c: Context, count: Int32):
     """Two warpgroups issue groups, and the warps behind them run a block meanwhile, for less time than the groups take.
 
     Results: clock at the begin and after every group by warpgroup w, from slot w * (count + 1) on; then of every other
-    warp its begin, its end, and how often it ran the block.
+    warp its begin, its end, and how often it ran the block; then of the warp that copies, as `copies.meanwhile`.
     """
     warp = warp_index()
     fill_operands(c, OPERAND_BYTES)
     issuing = s.mma.issuers * WARPGROUP_WARPS
+    places = copies.set_up(s.copies, c, s.copies_at) if cutlass.const_expr(s.copies is not None) else (0, 0)
     if warp < issuing:
         o = operands(s.mma, c, warp // WARPGROUP_WARPS)
         is_first = (warp % WARPGROUP_WARPS == 0) & first_lane()
@@ -164,7 +166,10 @@ def beside(s: Constexpr, c: Context, count: Int32):
         _keep_sums(c, o, count)
     else:
         slot = s.mma.issuers * (count + 1) + (warp - issuing) * 3
-        run_meanwhile(s, c, (slot, count), block_address(s.block, c, warp))
+        if warp < issuing + s.warps:
+            run_meanwhile(s, c, (slot, count), block_address(s.block, c, warp))
+        elif cutlass.const_expr(s.copies is not None):
+            copies.meanwhile(s.copies, c, (slot, count), places, s.window)
 
 
 def _keep_sums(c: Context, o: Operands, count: Int32) -> None:

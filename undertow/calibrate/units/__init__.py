@@ -8,6 +8,7 @@ from undertow.calibrate.units import (
     beside,
     clocks,
     copies,
+    copy_port,
     global_memory,
     matrix,
     shared,
@@ -16,7 +17,7 @@ from undertow.calibrate.units import (
 )
 
 # What decides most comes first: whether operands of the tensor cores share the port of loads and stores.
-_MODULES = (beside, matrix, tensor_memory, shared, signals, arithmetic, global_memory, copies, clocks)
+_MODULES = (beside, copy_port, matrix, tensor_memory, shared, signals, arithmetic, global_memory, copies, clocks)
 
 
 def benchmarks(arch: str) -> dict[str, Benchmark]:

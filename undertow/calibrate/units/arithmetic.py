@@ -32,8 +32,7 @@ def lines(template: str, count: int, registers: int = 8) -> tuple[str, ...]:
 
 def benchmarks(arch: str) -> tuple[Benchmark, ...]:
     """Of an architecture."""
-    found = [_rates(arch), _latencies()]
-    return tuple(found)
+    return _rates(arch), _latencies(), _fetches()
 
 
 def _rate(name: str, text: tuple[str, ...]) -> Launch:
@@ -112,3 +111,33 @@ def _latencies_of(results: Results) -> list[Measured]:
         measured("collective_latency", 2 * each["vote"] - predicate, "cycles", "compare and vote, less the compare"),
         measured("taken_branch_cycles", branch, "cycles", "a chain of fma in loops of 32 and of 128"),
     ]
+
+
+CODE = (128, 512, 1024, 2048)  # instructions of 16 bytes in a loop; that of a kernel's tile has some 1600
+
+
+def _fetches() -> Benchmark:
+    return Benchmark(
+        "instruction-fetch",
+        "cycles per independent FMA of one warp a sub-partition in loops of 2 to 32 KB of code",
+        tuple(
+            Launch(
+                Probe(
+                    f"code_{count}",
+                    "loops.loop",
+                    32 * SUBPARTITIONS,
+                    4 * SUBPARTITIONS,
+                    settings=Block(lines(INSTRUCTIONS["fma"], count)),
+                ),
+                COUNT,
+            )
+            for count in CODE
+        ),
+        _fetches_of,
+    )
+
+
+def _fetches_of(results: Results) -> list[Measured]:
+    each = {count: interval(results[f"code_{count}-1"], COUNT * count, SUBPARTITIONS) for count in CODE}
+    about = "one warp a sub-partition, the branch included"
+    return [measured(f"code_{count}_interval", each[count], "cycles", about, False) for count in CODE]

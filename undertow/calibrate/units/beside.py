@@ -36,7 +36,8 @@ class Rates:
     per_cycle: np.ndarray
 
 
-def _memory(at: int) -> dict[str, Block]:
+def memory(at: int) -> dict[str, Block]:
+    """Blocks of stores and loads. at: first byte of what they access."""
     return {
         "store": Block(tuple(store(i, ROW) for i in range(STORES)), lane_stride=VECTOR_BYTES, offset=at),
         "load_lanes": Block(loads(LOADS, ROW), lane_stride=VECTOR_BYTES, offset=at),
@@ -54,7 +55,7 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
     """Of an architecture."""
     m = MACHINES[arch]
     places = ("shared", m.elsewhere)
-    memory = [(name, block, a, n) for n in COLUMNS for a in places for name, block in _memory(m.blocks_at).items()]
+    accesses = [(name, block, a, n) for n in COLUMNS for a in places for name, block in memory(m.blocks_at).items()]
     arithmetic = [
         (_named(name, block), block, a, 128) for a in places for name, blocks in ARITHMETIC.items() for block in blocks
     ]
@@ -63,7 +64,7 @@ def benchmarks(arch: str) -> tuple[Benchmark, ...]:
         Benchmark(
             "shared-port",
             "operand reads of the tensor cores beside loads and stores: one port or two, and who wins",
-            (*alone, *(_launch(m, *of) for of in memory)),
+            (*alone, *(_launch(m, *of) for of in accesses)),
             lambda results: _port_of(m, results),
         ),
         Benchmark(
@@ -90,15 +91,29 @@ def _launch(m: Machine, name: str, block: Block, a: str, n: int) -> Launch:
 
 def rates(m: Machine, results: np.ndarray, instructions: int) -> Rates:
     """Of the time in which both were at work. instructions: of a warp in a block."""
+    return Rates(interval_of(m, results), per_cycle_of(m, results) * instructions)
+
+
+def interval_of(m: Machine, results: np.ndarray) -> np.ndarray:
+    """Cycles per matrix instruction while the others were at work."""
     issued = results[..., : m.issuers * (COUNT + 1)].reshape(*results.shape[:2], m.issuers, COUNT + 1)
-    others = results[..., m.issuers * (COUNT + 1) :].reshape(*results.shape[:2], WARPS, 3)
+    others = _others(m, results)
     begin, end = others[..., 0].min(-1) + SETTLED, others[..., 1].max(-1)
     inside = (issued >= begin[..., None, None]) & (issued <= end[..., None, None])
     first, last = np.where(inside, issued, np.iinfo(np.int64).max).min(-1), np.where(inside, issued, 0).max(-1)
     groups = inside.sum(-1) - 1
-    per_issuer = (last - first) / (groups * GROUP)
-    runs = others[..., 2].sum(-1) * instructions
-    return Rates(1 / (1 / per_issuer).sum(-1), runs / (others[..., 1] - others[..., 0]).mean(-1))
+    return 1 / (1 / ((last - first) / (groups * GROUP))).sum(-1)
+
+
+def per_cycle_of(m: Machine, results: np.ndarray) -> np.ndarray:
+    """Runs of the block per cycle, of all warps together."""
+    others = _others(m, results)
+    return others[..., 2].sum(-1) / (others[..., 1] - others[..., 0]).mean(-1)
+
+
+def _others(m: Machine, results: np.ndarray) -> np.ndarray:
+    begin = m.issuers * (COUNT + 1)
+    return results[..., begin : begin + 3 * WARPS].reshape(*results.shape[:2], WARPS, 3)
 
 
 def _port_of(m: Machine, results: Results) -> list[Measured]:

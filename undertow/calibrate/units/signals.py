@@ -22,6 +22,7 @@ HAND_OFFS = {
     "eight_to_one": HandOff(WARPS, 1, skew=SKEW),
     "eight_at_once_to_one": HandOff(WARPS, 1),
     "one_to_eight": HandOff(1, WARPS),
+    "varied": HandOff(1, 1, varied=7),  # no divisor of what the delay varies by
 }
 BLOCKS = {  # name: block, warps, instructions in it
     "ready_wait": (
@@ -107,6 +108,7 @@ def _mbarriers_of(results: Results) -> list[Measured]:
         *found,
         measured("mbarrier_hand_off_one_to_eight", to_eight.mean(-1), "cycles", "one warp to eight, their mean", False),
         measured("mbarrier_hand_off_to_last", to_eight.max(-1), "cycles", "one warp to eight, the last of them", False),
+        jitter(each["varied"]),
         measured("mbarrier_ready_wait", per["ready_wait"], "cycles", "try_wait and a branch, one after another"),
         _both("mbarrier_arrive_cycles", per["arrive"], per["complete"], "arrivals of one lane, one after another"),
         _both(
@@ -116,6 +118,13 @@ def _mbarriers_of(results: Results) -> list[Measured]:
             "16 warps arrive, each elsewhere",
         ),
     ]
+
+
+def jitter(hand_off: np.ndarray) -> Measured:
+    """How much longer the longest hand-off of a repetition is, whose trips differ in nothing but the arrival's time."""
+    widths = hand_off.max((1, 2, 3)) - hand_off.min((1, 2, 3))
+    how = "one warp to one, arrivals at all phases of the waiting warp's tries: the longest hand-off less the shortest"
+    return measured("wake_jitter", widths, "cycles", how)
 
 
 def _both(name: str, pending: np.ndarray, completing: np.ndarray, how: str) -> Measured:

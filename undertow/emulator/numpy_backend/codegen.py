@@ -5,13 +5,14 @@ of executed instructions the source contains no trace of events.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
 from undertow import ptx
 
 from ..errors import UnsupportedPtx
-from ..events import InstructionExecuted, RegisterAccess
+from ..events import InstructionExecuted, PieceExecuted, RegisterAccess
 from ..program import Block, Program, Slot
 from ..semantics import Decoded, TypedOperand
 from ..semantics.mbarrier import SPLIT
@@ -33,11 +34,21 @@ class BlockCode:
     source: str
 
 
+@dataclass(frozen=True)
+class Observed:
+    """What somebody wants to see: every instruction, every piece, every access to a register that may be in flight."""
+
+    instructions: bool = False
+    pieces: bool = False
+    registers: bool = False
+
+
 class _Writer:
-    def __init__(self, program: Program, observed: bool, registers_observed: bool):
+    def __init__(self, program: Program, observed: Observed, pieces: dict[int, int]):
         self.program = program
         self.observed = observed
-        self.suspicious = program.suspicious_accesses if registers_observed else frozenset()
+        self.pieces = pieces
+        self.suspicious = program.suspicious_accesses if observed.registers else frozenset()
         self.names = Names(program)
         self.lines: list[str] = ["def block():"]
         self.line_index: list[int] = [-1]
@@ -52,8 +63,10 @@ class _Writer:
         """Emit one instruction."""
         self.current = decoded.index
         mask = self._mask(decoded)
-        if self.observed:
+        if self.observed.instructions:
             self.line(f"publish(InstructionExecuted(L, code[{decoded.index}], {mask}))")
+        if decoded.index in self.pieces:
+            self.line(f"publish_piece(PieceExecuted(L, {decoded.index}, {self.pieces[decoded.index]}, {mask}))")
         if decoded.index in self.suspicious:
             self.line(f"publish_access(RegisterAccess(L, code[{decoded.index}], {mask}))")
         row = decoded.row
@@ -218,16 +231,28 @@ class _Writer:
         self._copy(self._unsigned_target(operand, typed.type), value, mask)
 
 
-def compile_block(program: Program, block: Block, observed: bool, registers_observed: bool = False) -> BlockCode:
-    """Generate and compile the function of a block; results are kept with the program.
+def pieces_of(block: Sequence[Decoded]) -> dict[int, int]:
+    """Begin and end of every piece of a block; instructions with a guard, or that may wait, are pieces of their own."""
+    pieces: dict[int, int] = {}
+    begin = -1
+    for decoded in block:
+        alone = decoded.guard is not None or decoded.row.blocking
+        if alone or begin < 0:
+            begin = decoded.index
+        pieces[begin] = decoded.index + 1
+        if alone:
+            begin = -1
+    return pieces
 
-    observed: somebody wants every instruction; registers_observed: those that may touch a register in flight.
-    """
-    key = (block.start, observed, registers_observed)
+
+def compile_block(program: Program, block: Block, observed: Observed) -> BlockCode:
+    """Generate and compile the function of a block; results are kept with the program."""
+    key = (block.start, observed)
     if key in program.block_cache:
         return program.block_cache[key]
-    writer = _Writer(program, observed, registers_observed)
-    for decoded in program.code[block.start : block.end]:
+    instructions = program.code[block.start : block.end]
+    writer = _Writer(program, observed, pieces_of(instructions) if observed.pieces else {})
+    for decoded in instructions:
         try:
             writer.instruction(decoded)
         except UnsupportedPtx as error:
@@ -256,10 +281,11 @@ def bind_block(block: BlockCode, lanes, machine):
     if not _BASE:
         _BASE.update(arithmetic.names())
         _BASE.update(InstructionExecuted=InstructionExecuted, RegisterAccess=RegisterAccess, SPLIT=SPLIT)
+        _BASE.update(PieceExecuted=PieceExecuted)
     if "copyto" not in space:
         space.update(_BASE)
         space.update(code=machine.program.code, publish=machine.instruction_sink, publish_access=machine.register_sink)
-        space.update(clock=machine.clock, repeat=repeat)
+        space.update(publish_piece=machine.piece_sink, clock=machine.clock, repeat=repeat)
     for index in block.handlers:
         name = f"h{index}"
         if name not in space:

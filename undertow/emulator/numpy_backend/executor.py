@@ -12,7 +12,7 @@ from ..events import BranchExecuted
 from ..program import Program
 from ..semantics.mbarrier import SPLIT
 from ..state import FULL_MASK, Cta, LaneSet, Warp
-from .codegen import FILE_NAME, BlockCode, bind_block, compile_block
+from .codegen import FILE_NAME, BlockCode, Observed, bind_block, compile_block
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,15 @@ class Executor:
         self.counts: dict[int, int] = dict.fromkeys(self.program.blocks, 0)
         self.num_blocks = 0
         self._branch_sink = bus.sink(BranchExecuted)
-        self._observed = (machine.instruction_sink is not None, machine.register_sink is not None)
+        sinks = (machine.instruction_sink, machine.piece_sink, machine.register_sink)
+        self._observed = Observed(*(sink is not None for sink in sinks))
 
     def bind(self, lanes: LaneSet, pc: int) -> BoundBlock:
         """Get the block at pc for a lane set."""
         bound = lanes.bound.get(pc)
         if bound is None:
             block = self.program.blocks[pc]
-            code = compile_block(self.program, block, *self._observed)
+            code = compile_block(self.program, block, self._observed)
             function = bind_block(code, lanes, self.machine)
             predicate, negated = self._condition(lanes, block.end - 1)
             ending = block_ending(self.program, block.end - 1)

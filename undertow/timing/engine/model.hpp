@@ -141,9 +141,10 @@ class Sm {
     void port_step();
     void arrivals();
     void copies_step();
-    bool other_client();
     bool lsu_grant(bool loads_may);
-    bool copy_grant();
+    void load_pass();
+    bool read_pass(bool beside_mma);
+    void fetch(int operation);
     void granted(Partition& partition);
     void issue_copy(Warp& warp, int operation);
 
@@ -169,7 +170,8 @@ class Sm {
 
     // shared-memory port
     double mma_run_ = 0.0, load_credit_ = 1.0;
-    double copy_turn_ = 0.0;
+    double write_turn_ = 0.0, read_credit_ = 0.0;
+    bool store_is_held_ = false;  // in this cycle, by what a copy writes
     int next_partition_ = 0;
 
     // copies: loads write shared memory, reductions and stores read it

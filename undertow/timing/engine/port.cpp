@@ -40,36 +40,48 @@ void Sm::copies_step() {
     }
 }
 
-bool Sm::copy_grant() {
+// TMA loads write shared memory beside whoever reads it; stores, which write as well, wait for them.
+void Sm::load_pass() {
+    store_is_held_ = false;
+    if (load_passes_ <= 0 || !past(load_next_)) return;
     const double width = constant(Constant::shared_port_bytes_per_cycle);
-    if (load_passes_ > 0 && past(load_next_)) {
-        load_next_ = std::max(load_next_, now_ - 1.0) + width / constant(Constant::tma_load_burst_bytes_per_cycle);
-        in_.grants[3] += 1.0;
-        if (--load_passes_ == 0) {
-            const int done = loads_.front();
-            loads_.pop_front();
-            load_passes_ = -1;
-            done_at_[done] = in_.operation_times[3 * done + 2] = now_;
-            if (in_.operations[done].token >= 0) contribute(in_.operations[done].token, now_, of_operation(done));
-            progress_ = now_;
-        }
-        return true;
+    load_next_ = std::max(load_next_, now_ - 1.0) + width / constant(Constant::tma_load_burst_bytes_per_cycle);
+    write_turn_ += constant(Constant::store_passes_per_copied_pass);
+    if (write_turn_ >= 1.0) {
+        write_turn_ -= 1.0;
+        store_is_held_ = true;
     }
-    if (read_passes_ > 0 && past(read_next_)) {
-        const int current = reads_.front();
-        const bool adds = in_.operations[current].engine == static_cast<int>(Engine::bulk_reduce);
-        read_next_ += width / constant(adds ? Constant::bulk_reduce_bytes_per_cycle : Constant::bulk_store_bytes_per_cycle);
-        in_.grants[4] += 1.0;
-        if (--read_passes_ == 0) {
-            reads_.pop_front();
-            read_passes_ = -1;
-            read_free_ = read_next_;
-            read_at_[current] = done_at_[current] = in_.operation_times[3 * current + 2] = read_next_;
-            progress_ = now_;
-        }
-        return true;
+    in_.grants[3] += 1.0;
+    progress_ = now_;
+    if (--load_passes_ > 0) return;
+    const int done = loads_.front();
+    loads_.pop_front();
+    load_passes_ = -1;
+    done_at_[done] = in_.operation_times[3 * done + 2] = now_;
+    if (in_.operations[done].token >= 0) contribute(in_.operations[done].token, now_, of_operation(done));
+}
+
+// Bulk reductions and stores read shared memory: before loads, after operands of MMAs, of whose pauses they get a share.
+bool Sm::read_pass(bool beside_mma) {
+    if (read_passes_ <= 0 || !past(read_next_)) return false;
+    if (beside_mma) {
+        read_credit_ += constant(Constant::bulk_read_share_beside_mma);
+        if (read_credit_ < 1.0) return false;
+        read_credit_ -= 1.0;
     }
-    return false;
+    const int current = reads_.front();
+    const bool adds = in_.operations[current].engine == static_cast<int>(Engine::bulk_reduce);
+    const double rate = constant(adds ? Constant::bulk_reduce_bytes_per_cycle : Constant::bulk_store_bytes_per_cycle);
+    read_next_ += constant(Constant::shared_port_bytes_per_cycle) / rate;
+    in_.grants[4] += 1.0;
+    progress_ = now_;
+    if (--read_passes_ == 0) {
+        reads_.pop_front();
+        read_passes_ = -1;
+        read_free_ = std::max(read_next_, now_);
+        read_at_[current] = done_at_[current] = in_.operation_times[3 * current + 2] = read_free_;
+    }
+    return true;
 }
 
 void Sm::arrivals() {
@@ -86,13 +98,16 @@ void Sm::arrivals() {
     }
 }
 
+// A load or a store in turn; where a store's write waits for a copy's, the port waits with it.
 bool Sm::lsu_grant(bool loads_may) {
     for (int i = 0; i < PARTITIONS; ++i) {
         Partition& partition = partitions_[(next_partition_ + i) % PARTITIONS];
         if (partition.requests.empty() || !past(partition.next_pass)) continue;
         const bool is_load = partition.requests.front().kind == static_cast<int>(Kind::load);
         if (is_load && !loads_may) continue;
+        if (!is_load && store_is_held_) return true;
         next_partition_ = (next_partition_ + i + 1) % PARTITIONS;
+        mma_run_ = std::max(0.0, mma_run_ - constant(Constant::mma_grants_per_other));
         granted(partition);
         return true;
     }
@@ -124,51 +139,32 @@ void Sm::granted(Partition& partition) {
     partition.requests.pop_front();
 }
 
-// One of those that are no MMA: loads and stores, or copies, as their share says where both want the port.
-bool Sm::other_client() {
-    const bool is_shared = constant(Constant::mma_shares_port) > 0.5;
-    const bool loads_may = !is_shared || executing_ < 0 || load_credit_ >= 1.0;
-    const double share = constant(Constant::copy_share_of_port);
-    if (copy_turn_ + share >= 1.0) {
-        if (copy_grant()) {
-            copy_turn_ += share - 1.0;
-            return true;
-        }
-        return lsu_grant(loads_may);
-    }
-    if (lsu_grant(loads_may)) {
-        copy_turn_ += share;
-        return true;
-    }
-    return copy_grant();
-}
-
 void Sm::port_step() {
     arrivals();
+    load_pass();
     load_credit_ = std::min(1.0, load_credit_ + constant(Constant::load_share_beside_mma));
     const int wants = tensor_wants();
-    const bool is_shared = constant(Constant::mma_shares_port) > 0.5;
-    bool others_first = false;
-    if (wants >= 0 && is_shared) {
-        others_first = mma_run_ >= constant(Constant::mma_grants_per_other);
-    }
+    const bool is_shared = constant(Constant::mma_shares_port) > 0.5, beside = is_shared && executing_ >= 0;
+    const bool others_first = is_shared && mma_run_ >= constant(Constant::mma_grants_per_other);
     if (wants >= 0 && !others_first) {
-        --fetch_left_[wants];
-        last_fetch_ = now_;
-        in_.grants[0] += 1.0;
+        fetch(wants);
         mma_run_ = std::min(mma_run_ + 1.0, constant(Constant::mma_grants_per_other) + 1.0);
-        if (!is_shared) other_client();
-        return;
+        if (is_shared) return;
     }
-    if (other_client()) {
-        mma_run_ = std::max(0.0, mma_run_ - constant(Constant::mma_grants_per_other));
-        return;
+    const bool loads_may = !beside || load_credit_ >= 1.0;
+    if (!others_first || wants < 0) {
+        lsu_grant(!read_pass(beside) && loads_may);
+    } else if (const double loads = in_.grants[1]; !lsu_grant(loads_may)) {
+        fetch(wants);
+    } else if (in_.grants[1] == loads) {
+        read_pass(beside);  // beside a store
     }
-    if (wants >= 0) {
-        --fetch_left_[wants];
-        last_fetch_ = now_;
-        in_.grants[0] += 1.0;
-    }
+}
+
+void Sm::fetch(int operation) {
+    --fetch_left_[operation];
+    last_fetch_ = now_;
+    in_.grants[0] += 1.0;
 }
 
 }  // namespace timing
