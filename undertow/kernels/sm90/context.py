@@ -72,19 +72,17 @@ class Registers:
 class Progress:
     """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
 
-    k_before, k_earlier: the stages of sK that the last tile and the one before it used. sums: the item, counted with
-    those that are empty, whose dV and dK there are.
+    k_before, k_earlier: the stages of sK that the last tile and the one before it used.
     """
 
     trip: Int32
     k_before: Int32
     k_earlier: Int32
-    sums: Int32
 
 
 @dataclass(frozen=True)
 class Item:
-    """A key/value tile that is worked on. start, last: its first and last trip. number: among those that have trips."""
+    """A key/value tile that is worked on. start, last: its first and last trip."""
 
     work: Work
     start: Int32
@@ -109,13 +107,15 @@ class ReduceContext:
 
 @dataclass(frozen=True)
 class ScheduleContext:
-    """Numbers in, items out. extents: batches, rows, heads of the keys. mClaims: (1) i32, items claimed so far."""
+    """Numbers in, items out. mClaims: (1) i32, items claimed so far. mdK, mdV, mPartial: of the epilogue, for zeros."""
 
     plan: cutlass.Constexpr
     channels: Channels
     smem: SharedMemory
     scalars: LaunchScalars
-    extents: tuple[Int32, Int32, Int32]
     query_heads: Int32
     packings: Any
     mClaims: cute.Tensor
+    mdK: cute.Tensor
+    mdV: cute.Tensor
+    mPartial: Any

@@ -145,7 +145,7 @@ def backward_kernel(
             )
         elif is_role(plan, "schedule", warp):
             heads, pipelines = buffers.mTerms.shape[1], channels(smem, "schedule")
-            of = (scalars, outputs.mdK.shape[:3], heads, packings, buffers.mClaims)
+            of = (scalars, heads, packings, buffers.mClaims, outputs.mdK, outputs.mdV, buffers.mPartial)
             schedule(ScheduleContext(plan, pipelines, smem, *of))
 
 

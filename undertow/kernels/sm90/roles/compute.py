@@ -29,7 +29,7 @@ from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ComputeContext, Item, Progress, Registers
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
 from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_THREADS
-from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of, write_zeros
+from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of
 from undertow.kernels.sm90.scores import PANEL_BYTES, VECTOR_BYTES, gradients_of_scores
 from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm100.work import Work
@@ -50,26 +50,19 @@ def compute(c: ComputeContext):
     dk.fill(0.0)
     for operand in (r.p, r.ds):
         words(operand).fill(0)
-    trip, item, k_before, k_earlier, sums, number = (Int32(0) for _ in range(6))
+    trip, k_before, k_earlier, number = (Int32(0) for _ in range(4))
     exists = c.items.wait(number)
     while exists > 0:
         work = c.items.work(number)
-        if work.trips > 0:
-            at = Progress(trip, k_before, k_earlier, sums)
-            _item(c, g, r, Item(work, trip, trip + work.trips - 1, item), at)
-            k_earlier = Int32(cutlass.select_(work.trips > 1, item % K_STAGES, k_before))
-            k_before = item % K_STAGES
-            trip += work.trips
-            item += 1
-            sums = number
-        else:
-            write_zeros(c.leaving, keys_of(c.plan, work))
-            c.items.release(number)
+        _item(c, g, r, Item(work, trip, trip + work.trips - 1, number), Progress(trip, k_before, k_earlier))
+        k_earlier = Int32(cutlass.select_(work.trips > 1, number % K_STAGES, k_before))
+        k_before = number % K_STAGES
+        trip += work.trips
         number += 1
         exists = c.items.wait(number)
     if trip > 0:
-        _last_burst(c, g, r, Progress(trip, k_before, k_earlier, sums))
-        epilogue(c.leaving, keys_of(c.plan, c.items.work(sums)), (trip % DS_STAGES, r.dv, r.dk))
+        _last_burst(c, g, r, Progress(trip, k_before, k_earlier))
+        epilogue(c.leaving, keys_of(c.plan, c.items.work(number - 1)), (trip % DS_STAGES, r.dv, r.dk))
         sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
 
 
@@ -90,17 +83,17 @@ def _item(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: Progress):
         new = cutlass.max(item.start + 2 - trip, 0)
         unmasked = cutlass.max(cutlass.min(first + new, work.end_tile), plain.first)
         for tile in cutlass.range(first, unmasked, unroll=1):
-            now = Progress(trip, k_before, k_earlier, at.sums)
+            now = Progress(trip, k_before, k_earlier)
             _next_tile(c, g, r, item, (now, tile), (True, True))
             k_earlier = k_before
             k_before = k
             trip += 1
         for tile in cutlass.range(unmasked, plain.end, unroll=1):
-            _next_tile(c, g, r, item, (Progress(trip, k, k, at.sums), tile), (False, False))
+            _next_tile(c, g, r, item, (Progress(trip, k, k), tile), (False, False))
             trip += 1
         if cutlass.const_expr(c.plan.attention.left):
             for tile in cutlass.range(cutlass.max(unmasked, plain.end), work.end_tile, unroll=1):
-                _next_tile(c, g, r, item, (Progress(trip, k, k, at.sums), tile), (False, True))
+                _next_tile(c, g, r, item, (Progress(trip, k, k), tile), (False, True))
                 trip += 1
 
 
@@ -171,8 +164,9 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
 def _write_sums(c: ComputeContext, r: Registers, item: Item, now: Progress):
     """Write dV and dK of the item before, in the first trip of an item, and begin anew."""
     if now.trip == item.start:
-        epilogue(c.leaving, keys_of(c.plan, c.items.work(now.sums)), (now.trip % DS_STAGES, r.dv, r.dk))
-        c.items.release(now.sums)
+        before = item.number - 1
+        epilogue(c.leaving, keys_of(c.plan, c.items.work(before)), (now.trip % DS_STAGES, r.dv, r.dk))
+        c.items.release(before)
         r.dv.fill(0.0)
         r.dk.fill(0.0)
 

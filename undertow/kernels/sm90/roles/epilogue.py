@@ -63,18 +63,6 @@ def epilogue(c: EpilogueContext, keys: Keys, of: tuple):
         _write_rows(c, keys, stage, (dv, dk))
 
 
-@cute.jit
-def write_zeros(c: EpilogueContext, keys: Keys):
-    """Write the dK and dV of a tile that no query row sees."""
-    if cutlass.const_expr(c.plan.attention.split):
-        for place in range(2):
-            _write_partial(c, keys, place, [Float32(0.0)] * (WARPGROUP_ROWS * HEAD_DIM // WARPGROUP_THREADS))
-    else:
-        for target in (c.mdV, c.mdK):
-            for step in range(WARP_ROWS // ROWS_PER_STEP):
-                _store(c, keys, target, _at(c, step), [Int32(0)] * 4)
-
-
 def _write_partial(c: EpilogueContext, keys: Keys, place: int, values: list[Float32]) -> None:
     """Write the sums of a part of a group. place: 0 is dV, 1 is dK."""
     tile = c.mPartial[keys.batch, keys.head, Int64(keys.tile), None].iterator + place * DQ_ACCUMULATOR_TILE

@@ -27,7 +27,7 @@ CLAIM_TRIPS = 2
 @cute.jit
 def load(c: LoadContext):
     """Copy the query tiles of all items in order, and the keys and values with the first of each."""
-    trip, item, number = (Int32(0) for _ in range(3))  # items without query tiles are counted in the last alone
+    trip, number = Int32(0), Int32(0)
     exists = c.items.wait(number)
     while exists > 0:
         work = c.items.work(number)
@@ -35,14 +35,12 @@ def load(c: LoadContext):
         if claim == 0:
             c.items.release(number)
         head, tile = Int32(0), work.first_tile
-        if work.trips > 0:
-            _load_trip(c, work, (trip, item), (head, tile))
+        _load_trip(c, work, (trip, number), (head, tile))
         for more in cutlass.range(1, work.trips, unroll=1):
             if more == claim:
                 c.items.release(number)  # now the next one is claimed
             head, tile = work.after(head, tile)
             _load_trip(c, work, (trip + more, None), (head, tile))
-        item += Int32(work.trips > 0)
         trip += work.trips
         number += 1
         exists = c.items.wait(number)
@@ -53,13 +51,12 @@ def load(c: LoadContext):
 @cute.jit
 def _prefetch(c: LoadContext, work: Share):
     """Have the first tiles of the next item in L2 when they are wanted: nobody may have read them yet."""
-    if work.trips > 0:
-        for tensor_map, region in ((c.maps.k, "sK"), (c.maps.v, "sV")):
-            _prefetch_rows(c, work, (tensor_map, region), (work.key_head, work.kv_tile))
-        end = cutlass.min(work.first_tile + FIRST_TILES, work.end_tile)
-        for tile in cutlass.range(work.first_tile, end, unroll=1):
-            for tensor_map, region in ((c.maps.q, "sQ"), (c.maps.do, "sdO")):
-                _prefetch_rows(c, work, (tensor_map, region), (work.query_head(Int32(0)), tile))
+    for tensor_map, region in ((c.maps.k, "sK"), (c.maps.v, "sV")):
+        _prefetch_rows(c, work, (tensor_map, region), (work.key_head, work.kv_tile))
+    end = cutlass.min(work.first_tile + FIRST_TILES, work.end_tile)
+    for tile in cutlass.range(work.first_tile, end, unroll=1):
+        for tensor_map, region in ((c.maps.q, "sQ"), (c.maps.do, "sdO")):
+            _prefetch_rows(c, work, (tensor_map, region), (work.query_head(Int32(0)), tile))
 
 
 def _prefetch_rows(c: LoadContext, work: Share, what: tuple, place: tuple) -> None:

@@ -2,8 +2,10 @@
 
 A compute warpgroup stages its share, 64 query rows, in a buffer of its own, and arrives at `dq_full`; the warp starts
 one bulk reduce-add and, when that has read the buffer, arrives at `dq_empty`. The compute warps own the proxy fence
-between their stores and the bulk operation. One elected lane issues and awaits all bulk operations, because bulk groups
-are counted per thread.
+between their stores and the bulk operation. One elected lane issues them; groups are counted per thread, and all lanes
+close and await theirs, of which those of the others are empty. If the elected lane did it, within the branch of the
+operation, ptxas 13.4 would let the commit go before the operation has taken its operands (12.9 and 13.0 hold it back).
+Then waits end too early: on an H200, a share of dQ in 10^5 was overwritten while it was read, or added out of its turn.
 
 In deterministic mode the warp also waits for the CTA's turn at the share, and passes it on, as on SM100. A turn is
 taken, used and passed within one tile, or the warp falls behind the tensor cores: reading the buffer takes 1100 cycles
@@ -31,23 +33,20 @@ def reduce(c: ReduceContext):
 
     Warpgroup 0 is one tile late: what it stages in its first burst is no tile's.
     """
-    item, is_fresh = Int32(0), Int32(1)
+    item = Int32(0)
     exists = c.items.wait(item)
     while exists > 0:
         work = c.items.work(item)
         c.items.release(item)
-        if work.trips > 0:
-            if is_fresh > 0:
-                _drop_first(c)
-            is_fresh = Int32(0)
-            if cutlass.const_expr(c.plan.attention.deterministic):
-                _add_in_turn(c, work)
-            else:
-                _add_at_once(c, work)
+        if item == 0:
+            _drop_first(c)
+        if cutlass.const_expr(c.plan.attention.deterministic):
+            _add_in_turn(c, work)
+        else:
+            _add_at_once(c, work)
         item += 1
         exists = c.items.wait(item)
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.cp_async_bulk_wait_group(0)
 
 
 @cute.jit
@@ -102,20 +101,21 @@ def _add(c: ReduceContext, work: Work, query: tuple[Int32, Int32], is_first: Boo
     region = c.plan.smem_region("sdQ")
     share = region.rows * region.columns
     sums = c.mdQ_accumulator[work.batch, work.query_head(head), Int64(work.workspace_tile + tile), None]
-    with span(c.plan, "add"), cute.arch.elect_one():
-        whole = (sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
+    whole = (sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
+    with span(c.plan, "add"):
         if is_first:
-            bulk_store(*whole)
+            with cute.arch.elect_one():
+                bulk_store(*whole)
         else:
-            bulk_reduce_add(*whole)
+            with cute.arch.elect_one():
+                bulk_reduce_add(*whole)
         cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
 def _have_been_read(c: ReduceContext):
     """Hand the buffer back once all that was staged has been read."""
-    with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.cp_async_bulk_wait_group(0, read=True)
     arrive_of(c.plan, "dq_empty", c.owner)
 
 
@@ -132,8 +132,8 @@ def _rank(c: ReduceContext, work: Work, tile: Int32) -> Int32:
 @cute.jit
 def _pass_turn(turn: cute.Pointer):
     """Add one to the turns, once the sums have reached global memory: that they have been read is not enough."""
+    cute.arch.cp_async_bulk_wait_group(0)
     with cute.arch.elect_one():
-        cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.red(turn, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
 
