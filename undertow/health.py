@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from undertow.cache import MANIFEST, CacheError, cache_candidates, cache_folder
-from undertow.kernels.compile import BAD_RELEASES, COMPILER
+from undertow.kernels.compile import BAD_RELEASES, COMPILER, CUDA_13, WRONG_BY_CUDA_13, refusal_of_flavour
 
 GOOD, NOTE, BAD = "ok", "note", "WRONG"
 LIBRARIES = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core")  # of the compiler; all of one release
@@ -72,6 +72,9 @@ def compiler() -> Iterator[Finding]:
     if version in BAD_RELEASES:
         yield Finding(f"{COMPILER} release", BAD, f"{version}: {BAD_RELEASES[version]}", "install another release")
         return
+    for target in WRONG_BY_CUDA_13:
+        if refusal := refusal_of_flavour(target):
+            yield Finding(f"{COMPILER} for {target}", BAD, refusal, f"pip uninstall {CUDA_13}")
     for library in LIBRARIES:
         try:
             found = importlib.metadata.version(library)

@@ -194,3 +194,27 @@ def test_more_than_one_kernel_is_refused():
 def test_a_report_that_is_not_of_one_kernel_is_refused(report):
     with pytest.raises(CompileError, match="report of ptxas"):
         parse_ptxas_report(report)
+
+
+@pytest.fixture
+def cuda_13(monkeypatch):
+    """As if the compiler's libraries were those of CUDA 13."""
+    monkeypatch.setattr(compiling, "_is_installed", lambda package: package == compiling.CUDA_13)
+    monkeypatch.delenv(compiling.UNPROVEN, raising=False)
+
+
+def test_a_flavour_that_was_seen_to_err_makes_no_objects(cuda_13, tmp_path, monkeypatch):
+    """For the target on which it was seen, unless somebody wants to measure it: then they are kept apart."""
+    monkeypatch.setenv("UNDERTOW_CACHE_DIR", str(tmp_path))
+    build = lambda: pytest.fail("the compiler is called")  # noqa: E731
+    with pytest.raises(compiling.CompileError, match="nvidia-cutlass-dsl-libs-cu13 is installed: on an H200"):
+        compiling.compile_object("x", "sm_90a", 1, build)
+    assert compiling.refusal_of_flavour("sm_100a") is None
+    key = compiling.object_key("x", "sm_90a", 1, build)
+    monkeypatch.setenv(compiling.UNPROVEN, "1")
+    assert compiling.refusal_of_flavour("sm_90a") is None
+    assert compiling.object_key("x", "sm_90a", 1, build) != key
+
+
+def test_the_flavour_that_is_tested_here_is_not_refused():
+    assert compiling.refusal_of_flavour("sm_90a") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.kernels.packings import packed_batch
 from tests.kernels_sm90.passes import complaints, run
 from tests.kernels_sm90.test_checks import findings
 from tests.runtime.calls import tensors_for
@@ -12,6 +13,7 @@ from undertow.backward_case import batch_case
 from undertow.emulator import Options
 from undertow.inputs import Shape, random_batch
 from undertow.kernels.sm90 import call, launch
+from undertow.kernels.sm90.plan import ITEM_STAGES
 from undertow.kernels.sm100.launch import Settings
 from undertow.plan.schema import DType
 from undertow.reference import Scoring
@@ -49,6 +51,14 @@ def test_nothing_is_found_in_a_cta_that_takes_all(name, options, multiprocessors
     multiprocessors(1)
     for kernel in batch_case(random_batch(CASES[name][0], 0, CASES[name][1]), "pingpong", False, "sm90"):
         assert findings(kernel, options) == (), kernel.name
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_more_tiles_without_rows_than_the_ring_is_long_follow_one_another(deterministic, multiprocessors):
+    """Behind every packed sequence there is one for each head. A CTA ends an item in the bursts of the next one."""
+    multiprocessors(1)
+    batch = packed_batch([0, 130, 130, 260], [0, 130, 200, 330], (ITEM_STAGES + 1, ITEM_STAGES + 1))
+    assert not complaints(batch, run(batch, deterministic))
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")

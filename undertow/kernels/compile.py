@@ -35,6 +35,12 @@ BAD_RELEASES = {  # release: what it does; refused by name
     "4.6.0": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
     "4.6.1": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
 }
+CUDA_13 = "nvidia-cutlass-dsl-libs-cu13"  # the compiler's libraries in that flavour; the other one is -cu12
+UNPROVEN = "UNDERTOW_UNPROVEN"  # 1 in this environment variable: compile all the same, to measure it
+WRONG_BY_CUDA_13 = {  # target: what was seen
+    "sm_90a": "on an H200, dQ of kernels made by its ptxas 13.4 missed or mixed up a few of a million sums, and those "
+    "made by ptxas 12.9 from the same PTX none; the kernels have changed since, and nobody has measured them again",
+}
 OBJECT, OBJECT_PTX, FUNCTION = "call.o", "call.ptx", "backward_pass"  # of an entry of `compile_object`
 _LOG = logging.getLogger(__name__)
 _ONE_COMPILATION = threading.Lock()  # the DSL keeps tracing state in globals
@@ -104,7 +110,8 @@ def _files_of(kernel: CompiledKernel) -> cache.Files:
 def object_key(name: str, target: str, config: object, build: Build, events: bool = False) -> str:
     """The cache key of what `compile_object` makes of the same arguments."""
     ffi = toolchain_version("apache-tvm-ffi")
-    return _key(name, config, build, (target, "object", ffi, platform.machine(), *_events(events)))
+    flavour = (CUDA_13,) if target in WRONG_BY_CUDA_13 and os.environ.get(UNPROVEN) == "1" else ()
+    return _key(name, config, build, (target, "object", ffi, platform.machine(), *flavour, *_events(events)))
 
 
 def compile_object(name: str, target: str, config: object, build: Build, events: bool = False) -> cache.Entry:
@@ -117,7 +124,8 @@ def compile_object(name: str, target: str, config: object, build: Build, events:
         target: architecture to compile for, such as sm_100a.
         events: keep the spans of `kernels.events`, for a tracer.
     Raises:
-        CompileError: the DSL or ptxas refuses a kernel, or the toolchain is known to be bad.
+        CompileError: the DSL or ptxas refuses a kernel, the toolchain is known to be bad, or it must compile and
+            `refusal_of_flavour` says why not.
         CacheError: no folder can be written.
     """
     refuse_bad_toolchain()
@@ -131,6 +139,8 @@ def _events(events: bool) -> tuple[str, ...]:
 
 
 def _object_files(name: str, target: str, build: Build, events: bool) -> cache.Files:
+    if refusal := refusal_of_flavour(target):
+        raise CompileError(refusal)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         options = f"--enable-tvm-ffi --gpu-arch {target} --generate-line-info --keep-ptx --dump-dir '{dump}'"
@@ -150,6 +160,27 @@ def refuse_bad_toolchain() -> None:
     version = toolchain_version(COMPILER)
     if version in BAD_RELEASES:
         raise CompileError(f"{COMPILER} {version} is installed: {BAD_RELEASES[version]}; install another release")
+
+
+def refusal_of_flavour(target: str) -> str | None:
+    """Why objects for `target` are not made by the installed flavour of the compiler, or None.
+
+    Objects of the other flavour run beside it, on the same driver.
+    """
+    if target not in WRONG_BY_CUDA_13 or os.environ.get(UNPROVEN) == "1" or not _is_installed(CUDA_13):
+        return None
+    return (
+        f"{CUDA_13} is installed: {WRONG_BY_CUDA_13[target]}. Compile with {COMPILER} of CUDA 12, here or elsewhere "
+        f"(`undertow precompile --output DIR`, UNDERTOW_CACHE_DIR=DIR), or set {UNPROVEN}=1"
+    )
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def toolchain_version(package: str) -> str:

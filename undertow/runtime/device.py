@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from undertow.kernels.compile import refuse_bad_toolchain
+from undertow.kernels.compile import refusal_of_flavour, refuse_bad_toolchain
 from undertow.kernels.sm100.launch import DEFAULT, Settings
 from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, Sequences
 from undertow.runtime import objects
@@ -68,14 +68,16 @@ class LaunchPlan:
 def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT) -> str | None:
     """Why the kernels for `arch` do not compute a call on the device that holds q, or None if they do.
 
-    Tensors, device and the release of the compiler are looked at; nothing is compiled or launched.
+    Tensors, device and the compiler are looked at; nothing is compiled or launched.
     """
+    row = architecture(arch)
     try:
-        _checked(architecture(arch), tensors, settings, None)
+        variant = _checked(row, tensors, settings, None)
         refuse_bad_toolchain()
     except ValueError as error:
         return str(error)
-    return None
+    refusal = refusal_of_flavour(row.target)
+    return None if refusal is None or objects.is_compiled(row, variant) else refusal
 
 
 def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, schedule: str | None = None) -> None:
