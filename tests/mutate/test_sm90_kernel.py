@@ -8,23 +8,21 @@ from collections.abc import Callable
 
 import pytest
 
-from undertow import cli, emulator
-from undertow.backward_case import batch_case, main_case
+from undertow import cli
+from undertow.backward_case import main_case
 from undertow.cases import Kernel, fresh
 from undertow.check import Check, check
 from undertow.commands.targets import DEFAULT_SHAPES, MORE_SHAPES
 from undertow.emulator import Options
-from undertow.inputs import Shape, random_batch
+from undertow.inputs import Shape
 from undertow.kernels.backward import plan_named
 from undertow.mutate import FOLDER, Mutant, mutants, read_reasons
 from undertow.mutate.sites import mutated
-from undertow.reference import Scoring
 
 ARCH, SCHEDULE = "sm90", "pingpong"
 LATE = Options(schedule=0, completion="late")
 ONE_EACH, SEVERAL = DEFAULT_SHAPES[ARCH], Shape(1, 100, 384, 1)  # key/value tiles of a CTA; together they execute all
 RING = MORE_SHAPES[ARCH][0]
-RING_EMPTY = {f"schedule_{role}_item.empty" for role in ("compute", "reduce")}
 BURST = (3, 4, 5)  # the fences before dQ, dV and dK in the loop of masked tiles
 SPARED = {  # what stays when everything else that is explained is gone: role, kind, place, ordinal
     ("load", "init-fence", "before", 1),
@@ -111,22 +109,6 @@ def test_what_only_the_letter_of_the_isa_asks_for_is_missed_in_strict_mode(what,
     assert without(SEVERAL, [gone])[0].clean
     checked, _ = without(SEVERAL, [gone], strict=True)
     assert {finding.rule for finding in checked.findings} == {rule}
-
-
-def test_the_ring_of_key_value_tiles_is_needed_where_no_row_sees_a_key():
-    """Joins, arrivals and waits that are never executed here, or spare beside others, in the variant with a window."""
-    batch = random_batch(Shape(1, 16, RING.seqlen_k, 1), 0, Scoring(window=(-5000, 6000)))
-    preprocess, main, _ = batch_case(batch, SCHEDULE, arch=ARCH)
-    emulator.launch(preprocess.ptx, preprocess.launch, Options(backend="numpy"))
-    rules = {}
-    for mutant in mutants([main]):
-        name = mutant.name
-        if mutant.problems and name.about.removeprefix("before ") in RING_EMPTY:
-            (own,) = fresh([main])
-            errors = check(own.program(mutant.of(own.ptx)), own.launch, LATE).errors
-            rules[name.about.removeprefix("before "), name.kind] = {finding.rule for finding in errors}
-    wanted = {"warp-sync": {"warp-sync"}, "arrive": {"deadlock"}, "wait": {"race", "mbarrier-unobserved-phase"}}
-    assert rules == {(empty, kind): found for empty in RING_EMPTY for kind, found in wanted.items()}
 
 
 @pytest.mark.slow

@@ -35,7 +35,6 @@ CATEGORIES = {
     "tail": "nothing that it would order follows any more",
     "redundant": "another synchronisation, named in the reason, orders the same accesses",
     "convergence": "it joins lanes that the instructions around it have already joined",
-    "not-executed": "nothing that the kernel is launched on reaches it; the reason says what would",
     "not-modelled": "what it prevents is outside of what the emulator can show; named in the reason",
 }
 _NAME_KEYS = ("role", "function", "kind", "form", "about", "place")

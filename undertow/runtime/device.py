@@ -70,8 +70,8 @@ def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAUL
 
     Tensors, device and the compiler are looked at; nothing is compiled or launched.
     """
-    row = architecture(arch)
     try:
+        row = architecture(arch)
         variant = _checked(row, tensors, settings, None)
         refuse_bad_toolchain()
     except ValueError as error:
