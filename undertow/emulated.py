@@ -68,7 +68,7 @@ class EmulatedBackward:
         return executed / max(1, self.tile_iterations)
 
 
-def program(ptx: str, entry: str) -> emulator.Program:
+def program(ptx: str, entry: str | None) -> emulator.Program:
     """The kernel decoded, from memory where it is remembered."""
     return emulator.remembered_program(ptx, entry)
 
