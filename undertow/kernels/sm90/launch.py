@@ -198,7 +198,7 @@ def numbers(attention: Attention, tensors: BackwardTensors, settings: Settings, 
     """The run-time numbers of a call, in the order of `work.SplitScalars`: a CTA for each multiprocessor.
 
     Also in deterministic mode, where an item waits for those with smaller numbers. Measured: a CTA for each item takes
-    4% longer (dense, 8k) to 34% (causal, 512), since it begins and ends for one tile (`results/hopper/cycles.jsonl`).
+    4% longer (dense, 8k) to 34% (causal, 512): it begins and ends for one tile (`results/hopper/deterministic.txt`).
     """
     parts = parts_for(attention, tensors) if attention.split else 1
     items = num_items(tensors, parts)
