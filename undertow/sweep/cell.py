@@ -120,9 +120,10 @@ def _measured(run: Run, watched: Batch, kernels: Kernels, options: emulator.Opti
     findings, program = _observed(watched, kernels, options, roles)
     instructions = in_loops = None
     if isinstance(done, emulated.EmulatedBackward) and program is not None:
-        executions = done.results["main"].executions
-        instructions = per_tile(executions, roles, done.tile_iterations)
-        in_loops = per_tile(executions * inside_loops(program), roles, done.tile_iterations)
+        executions, inside = done.results["main"].executions, inside_loops(program)
+        if executions.shape == inside.shape:  # or else their sizes chose two kernels: on SM90 groups are split, or not
+            instructions = per_tile(executions, roles, done.tile_iterations)
+            in_loops = per_tile(executions * inside, roles, done.tile_iterations)
     return Measured(
         run.schedule,
         None if done is None else done.backend,
