@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from hopper_shapes import MASKS
+
 from undertow.kernels.compile import FUNCTION, OBJECT
 from undertow.kernels.sm90.call import variant_named
 from undertow.plan.schema import DType
@@ -40,14 +42,6 @@ OURS = {  # name of the library: variant and element type
     "window_deterministic": ("window-deterministic", DType.BF16),
     "causal_packed_deterministic": ("causal-packed-deterministic", DType.BF16),
     "dense_packed_deterministic": ("dense-packed-deterministic", DType.BF16),
-}
-PEERS = {
-    "dense": (32, False),
-    "causal": (32, True),
-    "gqa": (8, False),
-    "gqacausal": (8, True),
-    "mqa": (1, False),
-    "mqacausal": (1, True),
 }
 PEER_KERNELS = {"Preprocess": "fa4_preprocess", "Postprocess": "fa4_postprocess"}
 
@@ -79,7 +73,7 @@ def export_peers(folder: Path) -> None:
 
     cute.compile = keep  # type: ignore[assignment]
     torch.cuda.current_device = lambda: 0
-    for name, (kv_heads, causal) in PEERS.items():
+    for name, (kv_heads, causal) in MASKS.items():
         made.clear()
         with FakeTensorMode():
             rows, keys = (torch.empty(8, 8192, n, 64, dtype=torch.bfloat16, device="cuda") for n in (32, kv_heads))

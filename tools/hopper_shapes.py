@@ -39,17 +39,18 @@ class Shape:
 
 LENGTHS = {"": 8192, "512": 512, "1k": 1024, "2k": 2048, "4k": 4096, "32k": 32768}
 TOKENS = 2**16
+MASKS = {  # key/value heads, of 32, and whether there is a causal mask
+    "dense": (32, False),
+    "causal": (32, True),
+    "gqa": (8, False),
+    "gqacausal": (8, True),
+    "mqa": (1, False),
+    "mqacausal": (1, True),
+}
 BENCH = {
     name + suffix: Shape(TOKENS // seqlen, seqlen, 32, kv_heads, causal)
     for suffix, seqlen in LENGTHS.items()
-    for name, (kv_heads, causal) in {
-        "dense": (32, False),
-        "causal": (32, True),
-        "gqa": (8, False),
-        "gqacausal": (8, True),
-        "mqa": (1, False),
-        "mqacausal": (1, True),
-    }.items()
+    for name, (kv_heads, causal) in MASKS.items()
 }
 CHECKS = {  # name of the library, and what it is tried on
     "dense": [Shape(1, 128, 1, 1), Shape(1, 300, 2, 1), Shape(2, 1024, 8, 2), BENCH["dense"], BENCH["gqa"]],

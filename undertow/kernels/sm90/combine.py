@@ -1,6 +1,6 @@
 """Combine: dK and dV of the parts of a group are added up, in fp32 and always in the same order, and get 16-bit types.
 
-Runs where the main kernel has left the sums of every part (`launch.parts_of` says when). One CTA for each tile of 128
+Runs where the main kernel has left the sums of every part (`parts.parts_of` says when). One CTA for each tile of 128
 keys, key/value head and batch, and for dV and dK each; it reads as `postprocess` does, whose order of a tile this is.
 """
 
