@@ -70,7 +70,6 @@ def gradients_of_scores(
     with span(c.plan, "dS"):
         for of_chunk in weights.items():
             _score_gradients(c, words(r.ds), dp, rows, of_chunk)
-        cute.arch.fence_view_async_shared()
 
 
 def _release_v(c: ComputeContext, item: Item, trip: Int32) -> None:

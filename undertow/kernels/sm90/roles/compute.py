@@ -133,7 +133,7 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     s, dp, dq = g.s.accumulator(), g.dp.accumulator(), g.dq.accumulator()
     k = item.number % K_STAGES
     k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before)) if is_special else k
-    sync_of(c.plan, "turn", c.owner)
+    _take_turn(c)
     g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
     g.dv.issue(r.dv, r.p, before, True)
     warpgroup.wait_group(1)
@@ -191,7 +191,7 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
     trip = now.trip
     before = (trip - 1) % LOAD_STAGES
     dq = g.dq.accumulator()
-    sync_of(c.plan, "turn", c.owner)
+    _take_turn(c)
     k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before))
     g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
     g.dv.issue(r.dv, r.p, before, True)
@@ -209,6 +209,16 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
         warpgroup.wait_group(0)
         _stage_dq(c, late)
         _hand_over_dq(c)
+
+
+def _take_turn(c: ComputeContext) -> None:
+    """Wait for the tensor cores, with all that has been stored to sdS in order before what they will read.
+
+    The fence stands beside the barrier, not behind the stores, where a loop may begin anew between the two: ptxas 13.4
+    then lets a warp arrive before its fence is complete (`kernels.fences`).
+    """
+    cute.arch.fence_view_async_shared()
+    sync_of(c.plan, "turn", c.owner)
 
 
 def _start_of_s(c: ComputeContext, g: Gemms) -> Any:
