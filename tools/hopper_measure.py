@@ -33,7 +33,8 @@ from hopper_shapes import BENCH, CHECKS, HEAD_DIM, Shape
 
 TILE = 128
 L2_BYTES, ROW_BYTES, WAVE = 18 * 2**20, 520, 128  # as sm90.launch bundles heads
-MOST_HEADS, MOST_ROWS, SHORT = 8, 2**16, 8  # as sm90.parts divides groups
+MOST_ROWS, SHORT = {torch.float16: 2**16, torch.bfloat16: 2**19}, 8  # as sm90.parts divides groups
+MASKED, MASKED_IN_TURN, DIVIDED_IN_TURN = (8, 2**17), (4, 2**16), (4, 2**14)
 LOG2_E = math.log2(math.e)
 FOLDER = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else Path()
 
@@ -123,8 +124,11 @@ class Case:
         items, masked = self.shape.batch * self.tiles * self.shape.kv_heads, self.shape.band != (None, None)
         tiles, wanted = -(-self.average // TILE), WAVE * (2 if masked else 1)
         for parts in (n for n in range(1, self.group + 1) if self.group % n == 0):
-            heads = self.group // parts
-            fits = heads * self.average <= MOST_ROWS and (heads <= MOST_HEADS or not masked)
+            heads, most = self.group // parts, (self.group, MOST_ROWS[self.shape.dtype])
+            if masked:
+                in_turn = DIVIDED_IN_TURN if parts > 1 else MASKED_IN_TURN
+                most = in_turn if "deterministic" in name else MASKED
+            fits = heads <= most[0] and heads * self.average <= min(most[1], MOST_ROWS[self.shape.dtype])
             if fits and (items * parts >= wanted or heads * tiles <= SHORT):
                 return parts
         return self.group

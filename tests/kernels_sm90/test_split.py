@@ -19,7 +19,7 @@ from undertow.emulator import Options
 from undertow.inputs import Batch, Shape, random_batch
 from undertow.kernels.backward import compile_backward
 from undertow.kernels.sm90 import call, launch
-from undertow.kernels.sm90.parts import MOST_HEADS, MOST_ROWS, SHORT, WAVE, parts_of
+from undertow.kernels.sm90.parts import MOST_ROWS, SHORT, WAVE, parts_of
 from undertow.kernels.sm90.tensors import PARTIAL_TILE, Workspaces, allocate_partial, allocate_workspaces
 from undertow.kernels.sm100.launch import Settings
 from undertow.kernels.sm100.tensors import BackwardTensors
@@ -29,7 +29,8 @@ from undertow.reference import Gradients, Scoring
 from undertow.runtime import device
 from undertow.tolerance import relative_error, yardstick
 
-DENSE, CAUSAL = Attention(), Attention(right=True)
+DENSE, CAUSAL, IN_TURN = Attention(), Attention(right=True), Attention(right=True, deterministic=True)
+BF16, F16 = DType.BF16, DType.F16
 CASES = {  # batch, parts of a group, whether in deterministic mode; of the packed sequences one has no query rows
     "dense": lambda: (random_batch(Shape(2, 200, 300, 6, 2)), 3, False),
     "causal, fp16": lambda: (causal_half(), 5, False),
@@ -106,29 +107,39 @@ def test_nothing_is_found():
 
 
 @pytest.mark.parametrize(
-    "attention, group, rows, items, parts",
+    "attention, dtype, group, rows, items, parts",
     [
-        (CAUSAL, 4, 8192, 4096, 1),
-        (CAUSAL, MOST_HEADS, 8192, 2048, 1),
-        (CAUSAL, 32, 512, 512, 4),
-        (CAUSAL, 32, 8192, 512, 4),
-        (CAUSAL, 32, 32768, 512, 16),  # 2 x 32768 rows
-        (CAUSAL, 12, 512, 512, 2),  # 6 heads to an item: parts are equal
-        (CAUSAL, 13, 512, 512, 13),
-        (DENSE, 32, 2048, 512, 1),
-        (DENSE, 32, 8192, 512, 4),
-        (DENSE, 4, 32768, 4096, 2),
-        (DENSE, 4, 2 * MOST_ROWS, 4096, 4),  # as few rows as there can be
-        (DENSE, 32, 2048, 16, WAVE // 16),
-        (CAUSAL, 32, 2048, 16, 2 * WAVE // 16),
-        (CAUSAL, 4, 2048, 128, 2),
-        (DENSE, 32, 512, 4, 16),  # short items
-        (DENSE, SHORT, 128, 1, 1),
-        (DENSE, 4, 0, 0, 1),
+        (CAUSAL, BF16, 4, 8192, 4096, 1),
+        (CAUSAL, BF16, 8, 8192, 2048, 1),
+        (CAUSAL, BF16, 32, 512, 512, 4),
+        (CAUSAL, BF16, 32, 8192, 512, 4),
+        (CAUSAL, BF16, 4, 32768, 4096, 1),
+        (CAUSAL, F16, 4, 32768, 4096, 2),
+        (CAUSAL, BF16, 32, 32768, 512, 8),  # 4 x 32768 rows
+        (CAUSAL, F16, 32, 32768, 512, 16),
+        (CAUSAL, BF16, 12, 512, 512, 2),  # 6 heads to an item: parts are equal
+        (CAUSAL, BF16, 13, 512, 512, 13),
+        (IN_TURN, BF16, 4, 8192, 4096, 1),
+        (IN_TURN, BF16, 4, 32768, 4096, 4),
+        (IN_TURN, BF16, 32, 4096, 512, 8),
+        (IN_TURN, BF16, 32, 8192, 512, 16),
+        (IN_TURN, F16, 32, 32768, 512, 32),
+        (DENSE, F16, 32, 2048, 512, 1),
+        (DENSE, F16, 32, 8192, 512, 4),
+        (DENSE, BF16, 32, 8192, 512, 1),
+        (DENSE, BF16, 32, 32768, 512, 2),
+        (DENSE, F16, 4, 32768, 4096, 2),
+        (DENSE, F16, 4, 2 * MOST_ROWS[F16], 4096, 4),  # as few rows as there can be
+        (DENSE, BF16, 32, 2048, 16, WAVE // 16),
+        (CAUSAL, BF16, 32, 2048, 16, 2 * WAVE // 16),
+        (CAUSAL, BF16, 4, 2048, 128, 2),
+        (DENSE, BF16, 32, 512, 4, 16),  # short items
+        (DENSE, BF16, SHORT, 128, 1, 1),
+        (DENSE, BF16, 4, 0, 0, 1),
     ],
 )
-def test_parts(attention, group, rows, items, parts):
-    assert parts_of(attention, group, rows, items) == parts
+def test_parts(attention, dtype, group, rows, items, parts):
+    assert parts_of(attention, dtype, group, rows, items) == parts
     assert group % parts == 0
 
 

@@ -9,7 +9,7 @@ import torch
 
 from undertow.kernels.sm90 import call
 from undertow.kernels.sm90.parts import WAVE
-from undertow.kernels.sm90.storing import ITEMS_PER_CTA, MOST_ADDERS, takes_turns
+from undertow.kernels.sm90.storing import ITEMS_PER_CTA, MOST_ADDERS, MOST_ALONE, MOST_DIVIDED, takes_turns
 from undertow.kernels.sm100 import call as sm100
 from undertow.kernels.sm100.launch import Settings
 from undertow.kernels.sm100.tensors import BackwardTensors, Sequences
@@ -32,7 +32,11 @@ def of_shape(batch: int, seqlen: int, heads: int, kv_heads: int, sequences: Sequ
     [
         ((128, 512, 32, 32), Settings(), True),
         ((32, 2048, 32, 8), Settings(causal=True), True),
-        ((16, 4096, 32, 32), Settings(causal=True), False),
+        ((16, 4096, 32, 32), Settings(causal=True), True),
+        ((16, 4096, 32, 8), Settings(causal=True), False),
+        ((8, 8192, 32, 32), Settings(causal=True), False),
+        ((64, 1024, 32, 1), Settings(causal=True), True),
+        ((32, 2048, 32, 1), Settings(causal=True), False),
         ((2, 32768, 32, 32), Settings(window=(256, 0)), True),
         ((2, 32768, 32, 32), Settings(window=(256, None)), False),
         ((1, 512, 32, 32), Settings(), False),
@@ -61,10 +65,16 @@ def test_packed_sequences_are_as_long_as_their_mean():
 
 
 def test_the_bounds_are_those_that_are_said():
-    most = MOST_ADDERS * 128
-    for seqlen_k, items, expected in [(most, ENOUGH, True), (most + 1, ENOUGH, False), (most, ENOUGH - 1, False)]:
-        assert takes_turns(Attention(), seqlen_k, Band(), items) is expected
-    assert takes_turns(Attention(), 10**6, Band(100, -100), ENOUGH)  # one key for each row
+    divided = Attention(right=True, split=True)
+    for attention, group, most in [
+        (Attention(), 1, MOST_ALONE),
+        (Attention(), 2, MOST_ADDERS),
+        (divided, 8, MOST_DIVIDED),
+    ]:
+        keys = most * 128
+        for seqlen_k, items, expected in [(keys, ENOUGH, True), (keys + 1, ENOUGH, False), (keys, ENOUGH - 1, False)]:
+            assert takes_turns(attention, group, seqlen_k, Band(), items) is expected
+    assert takes_turns(Attention(), 8, 10**6, Band(100, -100), ENOUGH)  # one key for each row
 
 
 @pytest.mark.parametrize(

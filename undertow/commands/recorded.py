@@ -13,6 +13,7 @@ from undertow.inputs import Shape, random_batch
 from undertow.kernels.backward import plan_named
 from undertow.kernels.sm90 import launch as sm90
 from undertow.kernels.sm90.parts import parts_of
+from undertow.kernels.sm100.tensors import TORCH_TYPES
 from undertow.plan.attention import Attention
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.schema import Plan
@@ -62,7 +63,8 @@ class Problem:
         kv_heads, group, tiling = heads // self.group, self.group, Tiling(seqlen_q, seqlen_k, self.band)
         tiles = -(-seqlen_k // tiling.tile_n)
         if self.arch == "sm90":
-            parts = parts_of(self.attention, group, seqlen_q, batch * tiles * kv_heads)
+            dtype = next(of for of, name in TORCH_TYPES.items() if name == self.dtype)
+            parts = parts_of(self.attention, dtype, group, seqlen_q, batch * tiles * kv_heads)
             kv_heads, group = kv_heads * parts, group // parts
             bundle = sm90.bundle_for(self.attention, seqlen_q, group, (batch, kv_heads), tiles)
         else:

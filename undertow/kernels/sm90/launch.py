@@ -73,11 +73,11 @@ def asked_attention(settings: Settings, tensors: BackwardTensors) -> Attention:
 
 def settings_used(settings: Settings, tensors: BackwardTensors) -> Settings:
     """The settings of the kernels that a call on a GPU uses: as asked, or deterministic where turns cost less."""
-    attention = attention_of(settings, tensors)
+    in_turn = replace(settings, deterministic=True)
+    attention = asked_attention(in_turn, tensors)
     items = num_items(tensors, parts_for(attention, tensors))
-    if takes_turns(attention, average_keys(tensors), settings.band, items):
-        return replace(settings, deterministic=True)
-    return settings
+    takes = takes_turns(attention, _group(tensors), average_keys(tensors), settings.band, items)
+    return in_turn if takes else settings
 
 
 def average_keys(tensors: BackwardTensors) -> int:
@@ -88,8 +88,11 @@ def average_keys(tensors: BackwardTensors) -> int:
 
 def parts_for(attention: Attention, tensors: BackwardTensors) -> int:
     """Parts of every group of a call. attention: of its kernels, whether they split groups or not."""
-    group = tensors.q.shape[-2] // tensors.k.shape[-2]
-    return parts_of(attention, group, average_rows(tensors), num_items(tensors))
+    return parts_of(attention, dtype_of(tensors), _group(tensors), average_rows(tensors), num_items(tensors))
+
+
+def _group(tensors: BackwardTensors) -> int:
+    return tensors.q.shape[-2] // tensors.k.shape[-2]
 
 
 def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:

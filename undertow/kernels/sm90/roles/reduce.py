@@ -2,10 +2,9 @@
 
 A compute warpgroup stages its share, 64 query rows, in a buffer of its own, and arrives at `dq_full`; the warp starts
 one bulk reduce-add and, when that has read the buffer, arrives at `dq_empty`. The compute warps own the proxy fence
-between their stores and the bulk operation. One elected lane issues them; groups are counted per thread, and all lanes
-close and await theirs, of which those of the others are empty. If the elected lane did it, within the branch of the
-operation, ptxas 13.4 would let the commit go before the operation has taken its operands (12.9 and 13.0 hold it back).
-Then waits end too early: on an H200, a share of dQ in 10^5 was overwritten while it was read, or added out of its turn.
+between their stores and the bulk operation. One elected lane issues and awaits all bulk operations, because bulk groups
+are counted per thread. All lanes might close and await groups, those of the others being empty: kernels that add in
+any order then took 3 to 4% longer on an H200.
 
 In deterministic mode the warp also waits for the CTA's turn at the share, and passes it on, as on SM100. A turn is
 taken, used and passed within one tile, or the warp falls behind the tensor cores: reading the buffer takes 1100 cycles
@@ -46,7 +45,8 @@ def reduce(c: ReduceContext):
             _add_at_once(c, work)
         item += 1
         exists = c.items.wait(item)
-    cute.arch.cp_async_bulk_wait_group(0)
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0)
 
 
 @cute.jit
@@ -101,21 +101,20 @@ def _add(c: ReduceContext, work: Work, query: tuple[Int32, Int32], is_first: Boo
     region = c.plan.smem_region("sdQ")
     share = region.rows * region.columns
     sums = c.mdQ_accumulator[work.batch, work.query_head(head), Int64(work.workspace_tile + tile), None]
-    whole = (sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
-    with span(c.plan, "add"):
+    with span(c.plan, "add"), cute.arch.elect_one():
+        whole = (sums.iterator + c.owner * share, c.smem.pointer("sdQ", c.owner), region.stage_bytes)
         if is_first:
-            with cute.arch.elect_one():
-                bulk_store(*whole)
+            bulk_store(*whole)
         else:
-            with cute.arch.elect_one():
-                bulk_reduce_add(*whole)
+            bulk_reduce_add(*whole)
         cute.arch.cp_async_bulk_commit_group()
 
 
 @cute.jit
 def _have_been_read(c: ReduceContext):
     """Hand the buffer back once all that was staged has been read."""
-    cute.arch.cp_async_bulk_wait_group(0, read=True)
+    with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
     arrive_of(c.plan, "dq_empty", c.owner)
 
 
@@ -132,8 +131,8 @@ def _rank(c: ReduceContext, work: Work, tile: Int32) -> Int32:
 @cute.jit
 def _pass_turn(turn: cute.Pointer):
     """Add one to the turns, once the sums have reached global memory: that they have been read is not enough."""
-    cute.arch.cp_async_bulk_wait_group(0)
     with cute.arch.elect_one():
+        cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.red(turn, Int32(1), op="add", dtype=Int32, sem="release", scope="gpu")
 
