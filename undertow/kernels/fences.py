@@ -1,9 +1,9 @@
 """Fences that a warp does not await: found in the machine code of compiled kernels, on every path through it.
 
-A proxy fence or a membar holds a scoreboard until it is complete. Before the warp lets anybody go on, the scoreboard has
-to be free: an instruction that waits for it must come first, at the latest the one that lets go. ptxas 13.4 and 13.5 were
-seen to forget that where a loop ends with the fence and begins anew with the barrier; on an H200 the tensor cores then
-read shared memory as it had been before (`docs/hopper.md`). Neither PTX nor an emulator of it can show that.
+A proxy fence or a membar holds a scoreboard until it is complete. Before the warp lets anybody go on, the scoreboard
+has to be free: an instruction that waits for it must come first, at the latest the one that lets go. ptxas 13.4 and
+13.5 were seen to forget that where a loop ends with the fence and begins anew with the barrier; on an H200 the tensor
+cores then read shared memory as it had been before (`docs/hopper.md`). Neither PTX nor an emulator of it can show that.
 
 What cannot be followed is no proof: `unawaited` raises then. Which scoreboards a fence holds, and who waits for one, is
 read from control bits (`kernels.sass`), what an instruction does from its number (`kernels.opcodes`).
@@ -20,14 +20,16 @@ from undertow.kernels.opcodes import (
     BSSY,
     BSYNC,
     CALL_REL,
+    EXIT,
     FENCE,
+    KILL,
     MEMBAR,
     PHASECHK,
     PUBLISHES,
     SILENT,
     WARPSYNC,
 )
-from undertow.kernels.sass import SIZE, Code, Instruction, SassError, kernels_of
+from undertow.kernels.sass import NONE, SIZE, Code, Instruction, SassError, kernels_of
 
 _COLLECTIVE = 1 << 22  # of a WARPSYNC, in its high word: it jumps
 _TRAP = 4  # of a BPT, in the upper half of its low word
@@ -66,13 +68,15 @@ def unawaited_in(code: Code) -> Iterator[Unawaited]:
     """
     ends = {x.target for x in code.instructions if x.operation == BSSY}
     for fence in code.instructions:
-        if fence.operation == FENCE and not fence.sets:
-            raise SassError(f"{code.name}: the {_name(fence)} at {fence.address:#x} holds no scoreboard")
-        if fence.operation in (FENCE, MEMBAR):  # a membar without one holds up the warp itself
-            for scoreboard in sorted(fence.sets):
-                for place in _reached(code, fence, scoreboard, ends):
-                    kind = PUBLISHES[place.operation]
-                    yield Unawaited(code.name, _name(fence), fence.address, kind, place.address)
+        if fence.operation == FENCE:  # ptxas gives none to a fence that it thinks that nobody needs
+            scoreboards = sorted(fence.sets) or [NONE]
+        elif fence.operation == MEMBAR:  # without one it holds up the warp itself
+            scoreboards = sorted(fence.sets)
+        else:
+            continue
+        for scoreboard in scoreboards:
+            for place in _reached(code, fence, scoreboard, ends):
+                yield Unawaited(code.name, _name(fence), fence.address, PUBLISHES[place.operation], place.address)
 
 
 def _reached(code: Code, fence: Instruction, scoreboard: int, ends: set[int]) -> Iterator[Instruction]:
@@ -101,7 +105,7 @@ def _followers(code: Code, x: Instruction, ends: set[int]) -> tuple[int, ...]:
         return (x.target,) if _is_unconditional(x) else (x.target, behind)
     if x.opcode == CALL_REL:  # to a fixed address; a RET behind it cannot be followed
         return (x.target, behind) if x.is_guarded else (x.target,)
-    if x.operation == BPT and x.low >> 32 == _TRAP:  # ends the launch
+    if x.operation in (EXIT, KILL) or (x.operation == BPT and x.low >> 32 == _TRAP):
         return (behind,) if x.is_guarded else ()
     is_silent = (
         x.operation in SILENT

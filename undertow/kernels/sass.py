@@ -59,7 +59,7 @@ class Instruction:
 
     def waits_for(self, scoreboard: int) -> bool:
         """Whether it is not issued before the scoreboard is free, whatever its guard says."""
-        return bool(self.high >> (52 + scoreboard) & 1)
+        return scoreboard != NONE and bool(self.high >> (52 + scoreboard) & 1)
 
     @property
     def target(self) -> int:
