@@ -12,9 +12,9 @@ FENCE, MEMBAR = 0x1C6, 0x192
 BSYNC, BSSY, BRA, WARPSYNC, EXIT, KILL, BPT = 0x141, 0x145, 0x147, 0x148, 0x14D, 0x15B, 0x15C
 CALL_REL, PHASECHK = 0x944, 0x5A7  # with the form of their operands: of the other forms something else is true
 
-# Lets others go on, or has memory read or written by the async proxy. Not here, because ptxas 12.9, which was not seen to
-# lose a wait, has none before them either: stores, atomics on shared memory, EXIT, PREEXIT. A flag that a plain store
-# raises would go unseen; the kernels of this package raise theirs by REDG, and arrive by SYNCS and BAR.
+# Lets others go on, or has memory read or written by the async proxy. Not here, because ptxas 12.9, which was not seen
+# to lose a wait, has none before them either: stores, atomics on shared memory, EXIT, PREEXIT. A flag that a plain
+# store raises would go unseen; the kernels of this package raise theirs by REDG, and arrive by SYNCS and BAR.
 PUBLISHES = {
     0x11D: "BAR",
     0x18A: "ATOM",
