@@ -236,7 +236,11 @@ def assembled(tool: str, target: str, text: str, folder: Path) -> tuple[str, byt
     source, result = folder / "text.ptx", folder / "code.cubin"
     source.write_text(text)
     said = subprocess.run([program, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
-    subprocess.run([program, "-arch", target, source, "-o", result], check=True, capture_output=True, timeout=120)
+    command = [program, "-arch", target, source, "-o", result]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if "Unsupported .version" in done.stderr:
+        pytest.skip(f"this {tool} is older than the compiler's text")
+    assert done.returncode == 0, done.stderr
     release = re.search(r"release ([\d.]+)", said)
     assert release is not None, said
     return release.group(1), result.read_bytes()
