@@ -36,6 +36,14 @@ class StoreMaps:
 
 
 @dataclass(frozen=True)
+class AllMaps:
+    """What TMA knows of the tensors. stores: None where groups are split."""
+
+    loads: TensorMaps
+    stores: StoreMaps | None
+
+
+@dataclass(frozen=True)
 class EpilogueContext:
     """mdK, mdV: (batch, seqlen_k, kv_heads, 64); maps: the same, None where groups are split. owner, thread: as of the
     compute role.

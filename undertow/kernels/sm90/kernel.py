@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.arguments import claims_argument, partial_argument, row_terms_argument
 from undertow.kernels.sm90.context import (
+    AllMaps,
     ComputeContext,
     EpilogueContext,
     LoadContext,
@@ -110,7 +111,7 @@ def backward_on(plan: Plan, tensors: Any, scalars: LaunchScalars, packings: Pack
         tensor_map(plan, "sdO", inputs.mdO),
     )
     stores = None if plan.attention.split else StoreMaps(store_map(plan, outputs.mdV), store_map(plan, outputs.mdK))
-    backward_kernel(plan, maps, stores, work, outputs, scalars, packings).launch(
+    backward_kernel(plan, AllMaps(maps, stores), work, outputs, scalars, packings).launch(
         grid=(scalars.ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
@@ -129,8 +130,7 @@ def store_map(plan: Plan, tensor: cute.Tensor) -> cute.CopyAtom:
 @cute.kernel
 def backward_kernel(
     plan: Constexpr,
-    maps: TensorMaps,
-    stores: StoreMaps | None,
+    maps: AllMaps,
     buffers: Workspaces,
     outputs: Outputs,
     scalars: LaunchScalars,
@@ -139,12 +139,12 @@ def backward_kernel(
     """Set up barriers, run the roles."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
-    set_up(smem, maps, warp)
+    set_up(smem, maps.loads, warp)
     numbers = (scalars, (scalars.seqlen_q, outputs.mdK.shape[1]))
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
-        targets = (outputs.mdK, outputs.mdV, scalars.softmax_scale, stores, buffers.mPartial)
+        targets = (outputs.mdK, outputs.mdV, scalars.softmax_scale, maps.stores, buffers.mPartial)
         leaving = EpilogueContext(plan, smem, owner, thread, *targets)
         pipelines, items = channels(smem, "compute"), items_of(smem, "compute", *numbers)
         compute(ComputeContext(plan, pipelines, smem, owner, thread, items, leaving, scalars))
@@ -152,7 +152,9 @@ def backward_kernel(
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
             load(
-                LoadContext(plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps, buffers.mTerms)
+                LoadContext(
+                    plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps.loads, buffers.mTerms
+                )
             )
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start

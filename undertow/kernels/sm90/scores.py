@@ -48,10 +48,12 @@ V = "load_compute_v"
 def gradients_of_scores(
     c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[Int32, Int32], how: tuple[bool, bool]
 ) -> None:
-    """P and dS of a tile, into registers for dV and dK and into sdS for dQ. of: S and dP in flight; at: trip, tile.
+    """P and dS of a tile, into registers for dV and dK and into sdS for dQ.
 
-    how: whether the tile may be the first of its item, before which dV and dK were staged in sdS, and whether it may
-    need a mask. Under a softcap every chunk is taken from S to dS at once: there are no registers for all weights beside dP.
+    of: S and dP in flight. at: trip and tile. how: whether the tile may be the first of its item, before which dV and
+    dK were staged in sdS, and whether it may need a mask.
+
+    Under a softcap every chunk is taken from S to dS at once: there are no registers for all weights beside dP.
     """
     (s, dp), (trip, tile), (is_first, is_masked) = of, at, how
     rows = _matrix_rows(c, c.smem.address("sdS", trip % DS_STAGES))

@@ -110,7 +110,7 @@ def _stage_rows(c: EpilogueContext, stage: Int32, of: tuple) -> None:
 
 
 def _copy_rows(c: EpilogueContext, keys: Keys, at: tuple[Int32, Int32]) -> None:
-    """Start to copy all rows of the warp to dV and dK, by one elected lane. at: stage of sdS, first of the tile's rows."""
+    """Start to copy all rows of the warp to dV and dK, by one elected lane. at: stage, first of its rows."""
     stage, first = at
     layout = staged_layout(c.plan)
     box = cute.domain_offset(
