@@ -28,8 +28,25 @@ class LoadContext:
 
 
 @dataclass(frozen=True)
+class StoreMaps:
+    """TMA stores of the rows of a warp, from swizzled rows to the (64, seqlen, heads, batch) view of a tensor."""
+
+    dv: cute.CopyAtom
+    dk: cute.CopyAtom
+
+
+@dataclass(frozen=True)
+class AllMaps:
+    """What TMA knows of the tensors. stores: None where groups are split."""
+
+    loads: TensorMaps
+    stores: StoreMaps | None
+
+
+@dataclass(frozen=True)
 class EpilogueContext:
-    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role.
+    """mdK, mdV: (batch, seqlen_k, kv_heads, 64); maps: the same, None where groups are split. owner, thread: as of the
+    compute role.
 
     mPartial: (batch, kv_heads * parts, tiles, 16384) fp32, dV and dK of parts of groups, or None if they are whole.
     """
@@ -41,6 +58,7 @@ class EpilogueContext:
     mdK: cute.Tensor
     mdV: cute.Tensor
     softmax_scale: Float32
+    maps: Any = None
     mPartial: Any = None
 
 

@@ -28,6 +28,7 @@ HEAD_DIM = 64
 WARPGROUPS = 2
 WARPGROUP_ROWS = 64  # keys that a compute warpgroup owns; also the query rows of its share of dQ
 WARPGROUP_THREADS = 128
+WARP_ROWS = 16  # keys of a compute warp, as wgmma orders its results
 LOAD_STAGES = 2
 ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
 # What the terms of a number count, those in even places and those in odd ones; the exponents of f16 reach only so far.

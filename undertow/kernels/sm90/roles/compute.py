@@ -29,7 +29,7 @@ from undertow.kernels.sm90.bind import arrive_of, sync_of
 from undertow.kernels.sm90.context import ComputeContext, Item, Progress, Registers
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
 from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_THREADS
-from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of
+from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of, wait_until_written
 from undertow.kernels.sm90.scores import PANEL_BYTES, VECTOR_BYTES, gradients_of_scores
 from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm100.work import Work
@@ -64,6 +64,7 @@ def compute(c: ComputeContext):
         _last_burst(c, g, r, Progress(trip, k_before, k_earlier))
         epilogue(c.leaving, keys_of(c.plan, c.items.work(number - 1)), (trip % DS_STAGES, r.dv, r.dk))
         sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
+        wait_until_written(c.leaving)
 
 
 @cute.jit
@@ -117,7 +118,7 @@ def _first_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item):
     c.channels[V].wait("full", 0)
     c.channels[DO].wait("full", 0)
     g.dp.issue(dp, 0, 0, False, add_number(g, c.plan, D))
-    gradients_of_scores(c, r, item, (s, dp), (Int32(0), item.work.first_tile), True)
+    gradients_of_scores(c, r, item, (s, dp), (Int32(0), item.work.first_tile), (False, True))
 
 
 @cute.jit
@@ -126,7 +127,7 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
 
     how: whether the tile may be one of the first two of its item, and whether it may need a mask.
     """
-    is_special, is_masked = how
+    is_special, _ = how
     now, tile = at
     trip = now.trip
     slot, before = trip % LOAD_STAGES, (trip - 1) % LOAD_STAGES
@@ -157,7 +158,7 @@ def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[
     _hand_over_dq(c)
     if cutlass.const_expr(is_special):
         _write_sums(c, r, item, now)
-    gradients_of_scores(c, r, item, (s, dp), (trip, tile), is_masked)
+    gradients_of_scores(c, r, item, (s, dp), (trip, tile), how)
 
 
 @cute.jit
