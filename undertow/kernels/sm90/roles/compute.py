@@ -140,7 +140,10 @@ def _other_tiles(
     """
     work, k = item.work, stage_of_k(item.number)
     trip, first, masked, masked_next = item.start + 1, work.first_tile + 1, item.masked_end, item.masked_end_next
-    for _ in cutlass.range(work.group, unroll=1):
+    heads, is_left = work.group, Int32(1)  # there is a first one, so that nothing is asked before it
+    while is_left > 0:
+        heads -= 1
+        is_left = Int32(heads > 0)
         for tile in cutlass.range(first, masked, unroll=1):
             _next_tile(c, g, r, item, (trip, tile), (k_earlier, True))
             k_earlier = k
