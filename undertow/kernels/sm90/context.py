@@ -87,25 +87,21 @@ class Registers:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
-
-    k_before, k_earlier: the stages of sK that the last tile and the one before it used.
-    """
-
-    trip: Int32
-    k_before: Int32
-    k_earlier: Int32
-
-
-@dataclass(frozen=True)
 class Item:
-    """A key/value tile that is worked on. start, last: its first and last trip."""
+    """A key/value tile that is worked on. start, last: its first and last trip.
+
+    masked_end, masked_end_next: one past the last tile that takes the loop with masks, of its first and second query
+    head. plain_first, plain_end: the tiles that need no mask.
+    """
 
     work: Work
     start: Int32
     last: Int32
     number: Int32
+    masked_end: Int32
+    masked_end_next: Int32
+    plain_first: Int32
+    plain_end: Int32
 
 
 @dataclass(frozen=True)
