@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from undertow.cache import MANIFEST, CacheError, cache_candidates, cache_folder
-from undertow.kernels.compile import BAD_RELEASES, COMPILER, CUDA_13, WRONG_BY_CUDA_13, refusal_of_flavour
+from undertow.kernels.compile import BAD_RELEASES, COMPILER, OBJECT, MachineCodeError, refuse_unawaited
 
 GOOD, NOTE, BAD = "ok", "note", "WRONG"
 LIBRARIES = ("nvidia-cutlass-dsl-libs-base", "nvidia-cutlass-dsl-libs-core")  # of the compiler; all of one release
@@ -72,9 +72,6 @@ def compiler() -> Iterator[Finding]:
     if version in BAD_RELEASES:
         yield Finding(f"{COMPILER} release", BAD, f"{version}: {BAD_RELEASES[version]}", "install another release")
         return
-    for target in WRONG_BY_CUDA_13:
-        if refusal := refusal_of_flavour(target):
-            yield Finding(f"{COMPILER} for {target}", BAD, refusal, f"pip uninstall {CUDA_13}")
     for library in LIBRARIES:
         try:
             found = importlib.metadata.version(library)
@@ -149,12 +146,11 @@ def environment() -> Iterator[Finding]:
 
 
 def typical_call() -> Iterator[Finding]:
-    """Who computes a causal bf16 call of 16 heads and 4096 rows, and whether its kernels have been compiled."""
+    """Who computes a causal bf16 call of 16 heads and 4096 rows; whether its kernels have been compiled, and well."""
     import torch
 
     from undertow.attention import explain
     from undertow.plan.schema import DType
-    from undertow.runtime import objects
     from undertow.runtime.architectures import ARCHITECTURES
 
     places = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
@@ -164,10 +160,20 @@ def typical_call() -> Iterator[Finding]:
         yield Finding(f"call on {place}", GOOD, f"backward by {found.backend}: {found.reason}")
     for row in ARCHITECTURES.values():
         variant = row.call.variant_named("causal", DType.BF16)
-        state = (
-            "in the cache" if objects.is_compiled(row, variant) else "not compiled: the first call takes seconds more"
-        )
-        yield Finding(f"{row.target} {variant.name}", GOOD, state)
+        yield Finding(f"{row.target} {variant.name}", *_state(row, variant))
+
+
+def _state(row: Any, variant: Any) -> tuple[str, str]:
+    from undertow.runtime import objects
+
+    entry = objects.cached(row, variant)
+    if entry is None:
+        return GOOD, "not compiled: the first call takes seconds more, and looks whether machine code awaits its fences"
+    try:
+        refuse_unawaited(variant.name, row.target, entry.files[OBJECT])
+    except MachineCodeError as error:
+        return BAD, str(error)
+    return GOOD, "in the cache; its machine code awaits every fence"
 
 
 SUBJECTS = (packages, devices, cache, environment, typical_call)

@@ -30,6 +30,7 @@ from undertow.attention import (
 )
 from undertow.attention.backends import by_reference
 from undertow.attention.dispatch import BACKENDS, Backend
+from undertow.kernels.compile import MachineCodeError
 from undertow.kernels.sm100.launch import attention_of
 
 CU: dict[str, Any] = {"cu_seqlens_q": offsets(0, 8), "cu_seqlens_k": offsets(0, 8)}
@@ -118,6 +119,41 @@ def test_strict_mode_refuses_a_fallback_and_says_every_reason(monkeypatch):
     unable = {"sm100": "compute capability 8.0", "sm90": "compute capability 8.0, too"}
     with pytest.raises(BackendError, match=r"(?s)strict: .* flash-attn-4: .*not sm100: compute .*not sm90: .*, too"):
         on_a_fake_gpu(unable, monkeypatch, strict=True)
+
+
+REFUSAL = "the machine code of sm_90a-dense for sm_90a is refused"
+
+
+@pytest.fixture
+def refused_code(passed_over, monkeypatch):
+    """Our kernels come first and could take everything, but what the compiler makes of them is refused."""
+    from undertow.runtime import device
+
+    def refuse(*_):
+        raise MachineCodeError(REFUSAL)
+
+    monkeypatch.setattr(device, "backward", refuse)
+    for name in ("sm100", "sm90"):
+        monkeypatch.setitem(BACKENDS, name, BACKENDS[name]._replace(unable=lambda problem: None))
+
+
+def test_refused_machine_code_is_a_fallback_that_is_told_once(refused_code, caplog):
+    q, k, v = (x.requires_grad_() for x in inputs((8, 8))[:3])
+    with caplog.at_level(logging.WARNING, logger="undertow.attention"):
+        for _ in range(2):
+            undertow.flash_attn_func(q, k, v).sum().backward()
+    assert counts() == {"reference": 2}
+    told = [record.getMessage() for record in caplog.records if f"not sm90: {REFUSAL}" in record.getMessage()]
+    assert len(told) == 1 and told[0].startswith("the backward pass falls back to reference")
+
+
+def test_refused_machine_code_is_an_error_in_strict_mode_and_by_name(refused_code):
+    q, k, v = (x.requires_grad_() for x in inputs((8, 8))[:3])
+    out = undertow.flash_attn_func(q, k, v, strict=True)
+    with pytest.raises(BackendError, match=f"(?s)strict: .* not sm90: {REFUSAL}"):
+        out.sum().backward()
+    with pytest.raises(BackendError, match=REFUSAL):
+        undertow.flash_attn_func(q, k, v, backend="sm90").sum().backward()
 
 
 def test_strict_mode_is_asked_for_by_argument_or_environment(passed_over, monkeypatch):

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.machine_code import code, cubin
 from undertow import health
+from undertow.cache import Entry
 from undertow.cli import main
 from undertow.kernels import compile as compiling
+from undertow.kernels.compile import OBJECT
 from undertow.plan.schema import DType
 from undertow.runtime import ahead, objects
 from undertow.runtime.architectures import ARCHITECTURES
@@ -85,6 +88,19 @@ def test_doctor_prints_a_line_a_finding(own_cache, capsys):
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert text.endswith("Nothing is wrong.\n") and "\nok     python " in text
+
+
+def test_doctor_reads_the_machine_code_that_is_in_the_cache(monkeypatch):
+    found = {}
+    for name, lines in {"good": ("FENCE set=1", "BAR wait=1", "EXIT"), "bad": ("FENCE set=1", "BAR", "EXIT")}.items():
+        entry = Entry({OBJECT: cubin(code(*lines))}, None)
+        monkeypatch.setattr(objects, "cached", lambda *_, entry=entry: entry)
+        found[name] = [finding for finding in health.typical_call() if finding.subject.startswith("sm_")]
+    assert [(f.status, f.found) for f in found["good"]] == 2 * [
+        (health.GOOD, "in the cache; its machine code awaits every fence")
+    ]
+    assert [f.status for f in found["bad"]] == [health.BAD, health.BAD]
+    assert all("may be incomplete when the BAR at 0x10 is issued" in f.found for f in found["bad"])
 
 
 def with_versions(monkeypatch, **others: str) -> None:

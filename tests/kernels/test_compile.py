@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -14,8 +15,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.machine_code import EARLY, code, cubin
 from undertow.kernels import compile as compiling
-from undertow.kernels.compile import CompiledKernel, CompileError, compile_kernel, parse_ptxas_report
+from undertow.kernels.compile import (
+    OBJECT,
+    CompiledKernel,
+    CompileError,
+    MachineCodeError,
+    compile_kernel,
+    parse_ptxas_report,
+)
 from undertow.plan.schema import DType
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,6 +37,18 @@ from undertow.kernels.compile import compile_kernel
 kernel = compile_kernel("scale", None, build_scale)
 print(json.dumps([kernel.ptx, kernel.cubin.hex()]))
 """
+
+
+class Made:
+    """What the compiler would give back, with an object of given bytes."""
+
+    __ptx__ = "no text"
+
+    def __init__(self, content: bytes):
+        self.content = content
+
+    def export_to_c(self, object_file_path: str, function_name: str) -> None:
+        Path(object_file_path).write_bytes(self.content)
 
 
 @pytest.fixture(autouse=True)
@@ -196,25 +217,31 @@ def test_a_report_that_is_not_of_one_kernel_is_refused(report):
         parse_ptxas_report(report)
 
 
-@pytest.fixture
-def cuda_13(monkeypatch):
-    """As if the compiler's libraries were those of CUDA 13."""
-    monkeypatch.setattr(compiling, "_is_installed", lambda package: package == compiling.CUDA_13)
-    monkeypatch.delenv(compiling.UNPROVEN, raising=False)
+REFUSED = {
+    "early": (EARLY, r"early: the FENCE.VIEW.ASYNC.S at 0x20 may be incomplete when the BAR at 0x0 is issued"),
+    "unknown": (
+        code("FENCE set=1", "BRX", "EXIT"),
+        r"it cannot be judged: k: at 0x10, behind a fence, an instr",
+    ),
+}
 
 
-def test_a_flavour_that_was_seen_to_err_makes_no_objects(cuda_13, tmp_path, monkeypatch):
-    """For the target on which it was seen, unless somebody wants to measure it: then they are kept apart."""
-    monkeypatch.setenv("UNDERTOW_CACHE_DIR", str(tmp_path))
-    build = lambda: pytest.fail("the compiler is called")  # noqa: E731
-    with pytest.raises(compiling.CompileError, match="nvidia-cutlass-dsl-libs-cu13 is installed: on an H200"):
-        compiling.compile_object("x", "sm_90a", 1, build)
-    assert compiling.refusal_of_flavour("sm_100a") is None
-    key = compiling.object_key("x", "sm_90a", 1, build)
-    monkeypatch.setenv(compiling.UNPROVEN, "1")
-    assert compiling.refusal_of_flavour("sm_90a") is None
-    assert compiling.object_key("x", "sm_90a", 1, build) != key
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_machine_code_that_may_be_wrong_is_not_kept(name, target, own_cache, monkeypatch):
+    """The message says where, by which compiler, and what to do."""
+    kernel, said = REFUSED[name]
+    content = cubin(kernel) + b"Cuda compilation tools, release 13.4, V13.4.59"
+    monkeypatch.setattr(compiling, "_traced", lambda *_: Made(content))
+    with pytest.raises(MachineCodeError, match=f"the machine code of x for {target} is refused: {said}") as refusal:
+        compiling.compile_object("x", target, 1, lambda: (None, ()))
+    version = importlib.metadata.version("nvidia-cutlass-dsl")
+    assert f". nvidia-cutlass-dsl {version} with ptxas 13.4.59 made it: install another release" in str(refusal.value)
+    assert "UNDERTOW_CACHE_DIR=DIR here" in str(refusal.value)
+    assert not [path for path in own_cache.iterdir() if path.is_dir()]
 
 
-def test_the_flavour_that_is_tested_here_is_not_refused():
-    assert compiling.refusal_of_flavour("sm_90a") is None
+def test_machine_code_that_awaits_its_fences_is_kept(own_cache, monkeypatch):
+    content = cubin(code("FENCE set=1", "BAR wait=1", "EXIT"))
+    monkeypatch.setattr(compiling, "_traced", lambda *_: Made(content))
+    assert compiling.compile_object("x", "sm_90a", 1, lambda: (None, ())).files[OBJECT] == content

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.test_objects import SMALL, Named
 from undertow.kernels import compile as compiling
-from undertow.kernels.compile import OBJECT, CompileError
+from undertow.kernels.compile import OBJECT, CompileError, MachineCodeError
 from undertow.runtime import apart, objects
 
 
@@ -39,6 +39,23 @@ def test_variants_are_compiled_in_an_interpreter_of_their_own(patched):
 def test_what_the_compiler_says_there_is_said_here(patched):
     with pytest.raises(CompileError, match=r"refused for sm_100a in a process of its own failed: .*no such kernel"):
         objects.precompile(SMALL, Named("refused"))
+
+
+def test_a_refusal_of_machine_code_stays_one(patched, monkeypatch):
+    """It makes calls fall back, whichever interpreter it was found in. The other one is this one, one call deeper."""
+    here = objects.precompile
+
+    def refuse(*_):
+        raise MachineCodeError("awaits a fence too late")
+
+    def run(command, **_):
+        monkeypatch.setattr(objects, "precompile", refuse)
+        apart.main(*command[-2:])
+
+    monkeypatch.setattr(apart.subprocess, "run", run)
+    with pytest.raises(MachineCodeError, match=r"^awaits a fence too late$"):
+        here(SMALL, Named("fine"))
+    assert objects.refusal(SMALL, Named("fine")) == "awaits a fence too late"
 
 
 def test_an_interpreter_that_dies_or_hangs_is_told(patched):

@@ -14,7 +14,7 @@ from tests.runtime.calls import EVERYTHING, tensors_for, variant
 from undertow import cache
 from undertow.commands.precompile import HOT
 from undertow.kernels import compile as compiling
-from undertow.kernels.compile import OBJECT, OBJECT_PTX, CompileError, compile_object
+from undertow.kernels.compile import OBJECT, OBJECT_PTX, CompileError, MachineCodeError, compile_object
 from undertow.kernels.sm100 import call
 from undertow.kernels.sm100.launch import DEFAULT, compile_backward
 from undertow.plan.schema import DType
@@ -197,6 +197,25 @@ def test_a_variant_that_hangs_or_crashes_takes_no_other_along(own_cache):
     assert complaints[1] is not None and "no such kernel" in complaints[1]
     assert complaints[2] == "the compiler took its process down"
     assert complaints[3] is None and made[3].folder is not None and (made[3].folder / OBJECT).stat().st_size > 0
+
+
+def test_what_was_refused_is_not_compiled_again(own_cache, compilations, monkeypatch):
+    """By this process: another variant may have more luck, and so may a fresh start."""
+
+    def refuse(name: str, *_) -> None:
+        if name.endswith("-early"):
+            raise MachineCodeError("awaits a fence too late")
+
+    monkeypatch.setattr(compiling, "refuse_unawaited", refuse)
+    for _ in range(3):
+        with pytest.raises(MachineCodeError, match="too late"):
+            objects.load(SMALL, Named("early"))
+    assert objects.load(SMALL, Named("fine")).function is not None
+    assert compilations == ["sm_100a-early", "sm_100a-fine"]
+    assert objects.refusal(SMALL, Named("early")) == "awaits a fence too late"
+    assert objects.refusal(SMALL, Named("fine")) is None
+    objects.forget()
+    assert objects.refusal(SMALL, Named("early")) is None
 
 
 @pytest.mark.slow

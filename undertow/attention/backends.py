@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from undertow.attention.memory import Layout, call_of, layout_of
-from undertow.attention.problem import Gradients, Problem
+from undertow.attention.problem import Gradients, LibraryRefusal, Problem
+from undertow.kernels.compile import MachineCodeError
 from undertow.kernels.sm100.launch import compile_for
 from undertow.kernels.sm100.plan import HEAD_DIM, plan
 from undertow.kernels.sm100.tensors import TORCH_TYPES, LaunchInputError, check_tensors
@@ -51,11 +52,17 @@ def outside_emulator(problem: Problem) -> str | None:
 
 
 def on_device(arch: str, problem: Problem, layout: Layout) -> Gradients:
-    """Gradients by the kernels for `arch`, on the current stream of the device of q."""
+    """Gradients by the kernels for `arch`, on the current stream of the device of q.
+
+    Raises: LibraryRefusal where the machine code that the compiler makes of them is not used; CompileError.
+    """
     from undertow.runtime import device
 
     call = call_of(problem, layout)
-    device.backward(arch, call.tensors, problem.settings)
+    try:
+        device.backward(arch, call.tensors, problem.settings)
+    except MachineCodeError as error:
+        raise LibraryRefusal(str(error)) from error
     return call.gradients()
 
 

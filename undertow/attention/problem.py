@@ -48,7 +48,7 @@ class BackendError(ValueError):
 
 
 class LibraryRefusal(BackendError):
-    """A kept library refuses, before it launches anything, a call that it was expected to compute."""
+    """A library that was expected to compute a call refuses it, or its own code is refused, before any launch."""
 
 
 class Gradients(NamedTuple):

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from undertow import cache
+from undertow.kernels.fences import unawaited
+from undertow.kernels.sass import SassError
 
 ARCH = "sm_100a"  # what kernels are compiled for if nobody says
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -34,12 +36,6 @@ COMPILER = "nvidia-cutlass-dsl"
 BAD_RELEASES = {  # release: what it does; refused by name
     "4.6.0": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
     "4.6.1": "backward passes at head dim 64 never return with it (flash-attention issue 2797)",
-}
-CUDA_13 = "nvidia-cutlass-dsl-libs-cu13"  # the compiler's libraries in that flavour; the other one is -cu12
-UNPROVEN = "UNDERTOW_UNPROVEN"  # 1 in this environment variable: compile all the same, to measure it
-WRONG_BY_CUDA_13 = {  # target: what was seen
-    "sm_90a": "on an H200, dQ of kernels made by its ptxas 13.4 missed or mixed up a few of a million sums, and those "
-    "made by ptxas 12.9 from the same PTX none; the kernels have changed since, and nobody has measured them again",
 }
 OBJECT, OBJECT_PTX, FUNCTION = "call.o", "call.ptx", "backward_pass"  # of an entry of `compile_object`
 _LOG = logging.getLogger(__name__)
@@ -50,6 +46,10 @@ Build = Callable[[], tuple[Any, tuple[Any, ...]]]
 
 class CompileError(ValueError):
     """The kernel could not be compiled; the message says where the compiler stopped."""
+
+
+class MachineCodeError(CompileError):
+    """The compiler made machine code that could give wrong results; the message says where, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,7 @@ def _files_of(kernel: CompiledKernel) -> cache.Files:
 def object_key(name: str, target: str, config: object, build: Build, events: bool = False) -> str:
     """The cache key of what `compile_object` makes of the same arguments."""
     ffi = toolchain_version("apache-tvm-ffi")
-    flavour = (CUDA_13,) if target in WRONG_BY_CUDA_13 and os.environ.get(UNPROVEN) == "1" else ()
-    return _key(name, config, build, (target, "object", ffi, platform.machine(), *flavour, *_events(events)))
+    return _key(name, config, build, (target, "object", ffi, platform.machine(), *_events(events)))
 
 
 def compile_object(name: str, target: str, config: object, build: Build, events: bool = False) -> cache.Entry:
@@ -124,8 +123,8 @@ def compile_object(name: str, target: str, config: object, build: Build, events:
         target: architecture to compile for, such as sm_100a.
         events: keep the spans of `kernels.events`, for a tracer.
     Raises:
-        CompileError: the DSL or ptxas refuses a kernel, the toolchain is known to be bad, or it must compile and
-            `refusal_of_flavour` says why not.
+        CompileError: the DSL or ptxas refuses a kernel, or the toolchain is known to be bad.
+        MachineCodeError: what they made does not await a fence, or cannot be judged; it is not kept.
         CacheError: no folder can be written.
     """
     refuse_bad_toolchain()
@@ -139,8 +138,6 @@ def _events(events: bool) -> tuple[str, ...]:
 
 
 def _object_files(name: str, target: str, build: Build, events: bool) -> cache.Files:
-    if refusal := refusal_of_flavour(target):
-        raise CompileError(refusal)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix=f"undertow-{name}-") as dump:
         options = f"--enable-tvm-ffi --gpu-arch {target} --generate-line-info --keep-ptx --dump-dir '{dump}'"
@@ -148,6 +145,7 @@ def _object_files(name: str, target: str, build: Build, events: bool) -> cache.F
         ptx, path = _artifact(compiled.__ptx__, str, name), Path(dump) / OBJECT
         compiled.export_to_c(object_file_path=str(path), function_name=FUNCTION)
         files = {OBJECT: path.read_bytes(), OBJECT_PTX: _with_portable_paths(ptx).encode()}
+    refuse_unawaited(name, target, files[OBJECT])
     _LOG.info("compiled %s for %s in %.1f s", name, target, time.perf_counter() - begin)
     return files
 
@@ -162,25 +160,27 @@ def refuse_bad_toolchain() -> None:
         raise CompileError(f"{COMPILER} {version} is installed: {BAD_RELEASES[version]}; install another release")
 
 
-def refusal_of_flavour(target: str) -> str | None:
-    """Why objects for `target` are not made by the installed flavour of the compiler, or None.
+def refuse_unawaited(name: str, target: str, content: bytes) -> None:
+    """Refuse an object whose machine code lets others go on before a fence is complete (`kernels.fences`).
 
-    Objects of the other flavour run beside it, on the same driver.
+    Raises: MachineCodeError naming kernel, addresses and compiler; also where the code cannot be followed.
     """
-    if target not in WRONG_BY_CUDA_13 or os.environ.get(UNPROVEN) == "1" or not _is_installed(CUDA_13):
-        return None
-    return (
-        f"{CUDA_13} is installed: {WRONG_BY_CUDA_13[target]}. Compile with {COMPILER} of CUDA 12, here or elsewhere "
-        f"(`undertow precompile --output DIR`, UNDERTOW_CACHE_DIR=DIR), or set {UNPROVEN}=1"
-    )
-
-
-def _is_installed(package: str) -> bool:
     try:
-        importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        found = [str(one) for one in unawaited(content)]
+    except SassError as error:
+        found = [f"it cannot be judged: {error}"]
+    if found:
+        raise MachineCodeError(
+            f"the machine code of {name} for {target} is refused: {'; '.join(found)}. {_maker(content)} made it: "
+            "install another release of it, or its other flavour (CUDA 12 or 13), or use objects that another one has "
+            "compiled (`undertow precompile --output DIR` elsewhere, UNDERTOW_CACHE_DIR=DIR here)"
+        )
+
+
+def _maker(content: bytes) -> str:
+    """The compiler's release, and that of its ptxas where cubins tell (they do since CUDA 13)."""
+    told = re.search(rb"Cuda compilation tools, release [\d.]+, V([\d.]+)", content)
+    return f"{COMPILER} {toolchain_version(COMPILER)}" + (f" with ptxas {told.group(1).decode()}" if told else "")
 
 
 def toolchain_version(package: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from undertow import cache
-from undertow.kernels.compile import CompileError
+from undertow.kernels.compile import CompileError, MachineCodeError
 from undertow.runtime.architectures import Architecture
 
 PATCHING = ("quack",)  # packages that change the compiler of the process which imports them
@@ -31,7 +31,7 @@ def is_patched() -> bool:
 def precompile_apart(architecture: Architecture, variant: Any, seconds: float = SECONDS) -> cache.Entry:
     """`objects.precompile` in a fresh interpreter; not by multiprocessing, which would run the user's script again.
 
-    Raises: CompileError, also if there is no answer within `seconds`.
+    Raises: CompileError, also if there is no answer within `seconds`; MachineCodeError as raised there.
     """
     with tempfile.TemporaryDirectory(prefix="undertow-apart-") as folder:
         question, answer = Path(folder) / "question", Path(folder) / "answer"
@@ -45,6 +45,8 @@ def precompile_apart(architecture: Architecture, variant: Any, seconds: float = 
                 f"compiling {variant.name} for {architecture.target}: no end in {seconds:g} s"
             ) from error
         said = pickle.loads(answer.read_bytes()) if answer.exists() else done.stderr.strip() or "its process died"
+    if isinstance(said, MachineCodeError):
+        raise said
     if not isinstance(said, cache.Entry):
         raise CompileError(f"{_what(architecture, variant)} in a process of its own failed: {said}")
     return said
@@ -61,6 +63,8 @@ def main(question: str, answer: str) -> None:
     architecture, variant = pickle.loads(Path(question).read_bytes())
     try:
         said: Any = objects.precompile(architecture, variant)
+    except MachineCodeError as error:
+        said = error
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     Path(answer).write_bytes(pickle.dumps(said))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from undertow.kernels.compile import refusal_of_flavour, refuse_bad_toolchain
+from undertow.kernels.compile import refuse_bad_toolchain
 from undertow.kernels.sm100.launch import DEFAULT, Settings
 from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, Sequences
 from undertow.runtime import objects
@@ -68,7 +68,7 @@ class LaunchPlan:
 def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT) -> str | None:
     """Why the kernels for `arch` do not compute a call on the device that holds q, or None if they do.
 
-    Tensors, device and the compiler are looked at; nothing is compiled or launched.
+    Tensors, device and the compiler are looked at, and what it made in this process; nothing is compiled or launched.
     """
     try:
         row = architecture(arch)
@@ -76,8 +76,7 @@ def unsupported(arch: str, tensors: BackwardTensors, settings: Settings = DEFAUL
         refuse_bad_toolchain()
     except ValueError as error:
         return str(error)
-    refusal = refusal_of_flavour(row.target)
-    return None if refusal is None or objects.is_compiled(row, variant) else refusal
+    return objects.refusal(row, variant)
 
 
 def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, schedule: str | None = None) -> None:
@@ -87,8 +86,9 @@ def backward(arch: str, tensors: BackwardTensors, settings: Settings = DEFAULT, 
     and head, and where sm90 splits groups 64 KB per tile of 128 keys and part, from torch's allocator.
     Error: that of one rounding of P, dS and the results to 16 bits, and of float32 sums.
 
-    Raises: ArchitectureError; LaunchInputError naming the tensor; CompileError; ColdCaptureError while a CUDA graph is
-    captured, if these kernels have not run on the device before (`warm_up`).
+    Raises: ArchitectureError; LaunchInputError naming the tensor; CompileError, of which MachineCodeError says that
+    what the compiler makes is not used; ColdCaptureError while a CUDA graph is captured, if these kernels have not run
+    on the device before (`warm_up`).
     """
     plan = plan_of(arch, tensors, settings, schedule)
     index = tensors.q.device.index

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from undertow import cache
-from undertow.kernels.compile import FUNCTION, OBJECT, CompileError, compile_object, object_key
+from undertow.kernels.compile import FUNCTION, OBJECT, CompileError, MachineCodeError, compile_object, object_key
 from undertow.runtime import apart
 from undertow.runtime.architectures import Architecture
 
 _LOG = logging.getLogger(__name__)
 _loaded: dict[tuple[str, Any], Loaded] = {}
+_refused: dict[tuple[str, Any], str] = {}  # what the compiler made of them is not used: it is not asked again
 _loading = threading.RLock()  # one thread compiles and loads; the threads of autograd come here all at once
 
 
@@ -50,30 +51,44 @@ def is_loaded(architecture: Architecture, variant: Any) -> bool:
 
 def is_compiled(architecture: Architecture, variant: Any) -> bool:
     """Whether `load` would answer without the compiler."""
-    if is_loaded(architecture, variant):
-        return True
+    return is_loaded(architecture, variant) or cached(architecture, variant) is not None
+
+
+def cached(architecture: Architecture, variant: Any) -> cache.Entry | None:
+    """The object of a variant if it is on disk."""
     name = _name(architecture, variant)
     about = _about(architecture, variant)
-    key = object_key(name, architecture.target, *about)
-    return cache.look_up(name, key) is not None
+    return cache.look_up(name, object_key(name, architecture.target, *about))
+
+
+def refusal(architecture: Architecture, variant: Any) -> str | None:
+    """Why this process does not use what the compiler makes of a variant, or None: as far as it has tried."""
+    return _refused.get((architecture.name, variant))
 
 
 def precompile(architecture: Architecture, variant: Any) -> cache.Entry:
     """Have the object of a variant on disk; it is not loaded.
 
-    Raises: CompileError, CacheError.
+    Raises: CompileError, of which MachineCodeError at once if it was raised before; CacheError.
     """
-    if apart.is_patched() and not is_compiled(architecture, variant):
-        return apart.precompile_apart(architecture, variant)
-    name = _name(architecture, variant)
-    about = _about(architecture, variant)
-    return compile_object(name, architecture.target, *about)
+    if refused := refusal(architecture, variant):
+        raise MachineCodeError(refused)
+    try:
+        if apart.is_patched() and not is_compiled(architecture, variant):
+            return apart.precompile_apart(architecture, variant)
+        name = _name(architecture, variant)
+        about = _about(architecture, variant)
+        return compile_object(name, architecture.target, *about)
+    except MachineCodeError as error:
+        _refused[architecture.name, variant] = str(error)
+        raise
 
 
 def forget() -> None:
     """Let every variant be loaded anew, as in a fresh process."""
     with _loading:
         _loaded.clear()
+        _refused.clear()
 
 
 def _name(architecture: Architecture, variant: Any) -> str:
