@@ -121,7 +121,7 @@ def test_the_wait_for_dv_is_not_needed_as_long_as_q_is_waited_for_first():
     check(spare)
     program = plan().program("load")
     turned = tuple(
-        (n, (*program[:2], *program[5:7], *program[2:5], *program[7:]) if n == "load" else steps)
+        (n, (*program[:4], *program[7:9], *program[4:7], *program[9:]) if n == "load" else steps)
         for n, steps in spare.programs
     )
     refused(replace(spare, programs=turned), "dV of compute[1] reads sdO of tile 0", "load writes sdO of tile 2")

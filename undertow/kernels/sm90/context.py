@@ -28,8 +28,25 @@ class LoadContext:
 
 
 @dataclass(frozen=True)
+class StoreMaps:
+    """TMA stores of the rows of a warp, from swizzled rows to the (64, seqlen, heads, batch) view of a tensor."""
+
+    dv: cute.CopyAtom
+    dk: cute.CopyAtom
+
+
+@dataclass(frozen=True)
+class AllMaps:
+    """What TMA knows of the tensors. stores: None where groups are split."""
+
+    loads: TensorMaps
+    stores: StoreMaps | None
+
+
+@dataclass(frozen=True)
 class EpilogueContext:
-    """mdK, mdV: (batch, seqlen_k, kv_heads, 64). owner, thread: as of the compute role.
+    """mdK, mdV: (batch, seqlen_k, kv_heads, 64); maps: the same, None where groups are split. owner, thread: as of the
+    compute role.
 
     mPartial: (batch, kv_heads * parts, tiles, 16384) fp32, dV and dK of parts of groups, or None if they are whole.
     """
@@ -41,6 +58,7 @@ class EpilogueContext:
     mdK: cute.Tensor
     mdV: cute.Tensor
     softmax_scale: Float32
+    maps: Any = None
     mPartial: Any = None
 
 
@@ -69,25 +87,21 @@ class Registers:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Where a warpgroup is. trip: query tiles are counted from the CTA's first.
-
-    k_before, k_earlier: the stages of sK that the last tile and the one before it used.
-    """
-
-    trip: Int32
-    k_before: Int32
-    k_earlier: Int32
-
-
-@dataclass(frozen=True)
 class Item:
-    """A key/value tile that is worked on. start, last: its first and last trip."""
+    """A key/value tile that is worked on. start, last: its first and last trip.
+
+    masked_end, masked_end_next: one past the last tile that takes the loop with masks, of its first and second query
+    head. plain_first, plain_end: the tiles that need no mask.
+    """
 
     work: Work
     start: Int32
     last: Int32
     number: Int32
+    masked_end: Int32
+    masked_end_next: Int32
+    plain_first: Int32
+    plain_end: Int32
 
 
 @dataclass(frozen=True)

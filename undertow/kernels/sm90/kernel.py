@@ -11,8 +11,18 @@ from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.arguments import claims_argument, partial_argument, row_terms_argument
-from undertow.kernels.sm90.context import ComputeContext, EpilogueContext, LoadContext, ReduceContext, ScheduleContext
+from undertow.kernels.sm90.context import (
+    AllMaps,
+    ComputeContext,
+    EpilogueContext,
+    LoadContext,
+    ReduceContext,
+    ScheduleContext,
+    StoreMaps,
+)
+from undertow.kernels.sm90.plan import HEAD_DIM, WARP_ROWS
 from undertow.kernels.sm90.roles.compute import compute
+from undertow.kernels.sm90.roles.epilogue import staged_layout
 from undertow.kernels.sm90.roles.load import load
 from undertow.kernels.sm90.roles.reduce import reduce
 from undertow.kernels.sm90.roles.schedule import schedule
@@ -100,7 +110,8 @@ def backward_on(plan: Plan, tensors: Any, scalars: LaunchScalars, packings: Pack
         tensor_map(plan, "sV", inputs.mV),
         tensor_map(plan, "sdO", inputs.mdO),
     )
-    backward_kernel(plan, maps, work, outputs, scalars, packings).launch(
+    stores = None if plan.attention.split else StoreMaps(store_map(plan, outputs.mdV), store_map(plan, outputs.mdK))
+    backward_kernel(plan, AllMaps(maps, stores), work, outputs, scalars, packings).launch(
         grid=(scalars.ctas, 1, 1),
         block=(plan.num_threads, 1, 1),
         smem=plan.smem_bytes,
@@ -109,10 +120,17 @@ def backward_on(plan: Plan, tensors: Any, scalars: LaunchScalars, packings: Pack
     )
 
 
+def store_map(plan: Plan, tensor: cute.Tensor) -> cute.CopyAtom:
+    """The TMA store of a warp's rows of dV or dK to the (64, seqlen, heads, batch) view of a tensor."""
+    view = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, [3, 1, 2, 0]))
+    layout, box = staged_layout(plan), (HEAD_DIM, WARP_ROWS)
+    return cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), view, layout, box).atom
+
+
 @cute.kernel
 def backward_kernel(
     plan: Constexpr,
-    maps: TensorMaps,
+    maps: AllMaps,
     buffers: Workspaces,
     outputs: Outputs,
     scalars: LaunchScalars,
@@ -121,12 +139,12 @@ def backward_kernel(
     """Set up barriers, run the roles."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     smem = allocate_shared_memory(plan)
-    set_up(smem, maps, warp)
+    set_up(smem, maps.loads, warp)
     numbers = (scalars, (scalars.seqlen_q, outputs.mdK.shape[1]))
     if is_role(plan, "compute", warp):
         set_registers(plan, "compute")
         owner, thread = warp // 4, warp % 4 * 32 + cute.arch.lane_idx()
-        targets = (outputs.mdK, outputs.mdV, scalars.softmax_scale, buffers.mPartial)
+        targets = (outputs.mdK, outputs.mdV, scalars.softmax_scale, maps.stores, buffers.mPartial)
         leaving = EpilogueContext(plan, smem, owner, thread, *targets)
         pipelines, items = channels(smem, "compute"), items_of(smem, "compute", *numbers)
         compute(ComputeContext(plan, pipelines, smem, owner, thread, items, leaving, scalars))
@@ -134,7 +152,9 @@ def backward_kernel(
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
             load(
-                LoadContext(plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps, buffers.mTerms)
+                LoadContext(
+                    plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps.loads, buffers.mTerms
+                )
             )
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start

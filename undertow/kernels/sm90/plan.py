@@ -28,6 +28,7 @@ HEAD_DIM = 64
 WARPGROUPS = 2
 WARPGROUP_ROWS = 64  # keys that a compute warpgroup owns; also the query rows of its share of dQ
 WARPGROUP_THREADS = 128
+WARP_ROWS = 16  # keys of a compute warp, as wgmma orders its results
 LOAD_STAGES = 2
 ROW_TERMS = 16  # 16-bit terms that the workspace holds of a query row: one step of k
 # What the terms of a number count, those in even places and those in odd ones; the exponents of f16 reach only so far.
@@ -154,17 +155,21 @@ def smem_map(dtype: DType, attention: Attention = DENSE) -> tuple[SmemRegion, ..
 
 
 def load_program() -> tuple[Step, ...]:
-    """One tile of the load warp, K and V only with the first of a key/value tile; V is released last."""
+    """One tile of the load warp, K and V only with the first of a key/value tile.
+
+    In the order in which stages become free: that of K has been since early in the item before, Q's is released in the
+    burst before the tile's, and V, which has one stage, last.
+    """
     return (
         Wait("schedule_load_item", "full"),
         Signal("schedule_load_item", "empty"),
+        Wait("load_compute_k", "empty", -K_STAGES),
+        Copy("sK", "load_compute_k"),
         Wait("load_compute_q", "empty", -LOAD_STAGES),
         Copy("sQ", "load_compute_q"),
         Copy("sRow", "load_compute_q"),
         Wait("load_compute_do", "empty", -LOAD_STAGES),
         Copy("sdO", "load_compute_do"),
-        Wait("load_compute_k", "empty", -K_STAGES),
-        Copy("sK", "load_compute_k"),
         Wait("load_compute_v", "empty", -1),
         Copy("sV", "load_compute_v"),
     )

@@ -23,6 +23,7 @@ from undertow.kernels.sm90.plan import (
     WARPGROUP_ROWS,
     row_term_index,
 )
+from undertow.kernels.sm90.roles.epilogue import wait_until_read
 from undertow.kernels.sm90.softmax import (
     bounded,
     capped_exponents,
@@ -45,19 +46,24 @@ V = "load_compute_v"
 
 
 def gradients_of_scores(
-    c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[Int32, Int32], is_masked: bool
+    c: ComputeContext, r: Registers, item: Item, of: tuple, at: tuple[Int32, Int32], how: tuple[bool, bool]
 ) -> None:
-    """P and dS of a tile, into registers for dV and dK and into sdS for dQ. of: S and dP in flight; at: trip, tile.
+    """P and dS of a tile, into registers for dV and dK and into sdS for dQ.
+
+    of: S and dP in flight. at: trip and tile. how: whether the tile may be the first of its item, before which dV and
+    dK were staged in sdS, and whether it may need a mask.
 
     Under a softcap every chunk is taken from S to dS at once: there are no registers for all weights beside dP.
     """
-    (s, dp), (trip, tile) = of, at
+    (s, dp), (trip, tile), (is_first, is_masked) = of, at, how
     rows = _matrix_rows(c, c.smem.address("sdS", trip % DS_STAGES))
     capped = c.plan.attention.softcap
     weights: dict[int, list[Float32]] = {}
     warpgroup.wait_group(0 if capped else 1)
     if capped:
         _release_v(c, item, trip)
+    if capped and is_first:
+        wait_until_read(c.leaving)
     with span(c.plan, "softmax"):
         for number, start in enumerate(range(0, cute.size(s), CHUNK), start=1):
             scores = [s[start + index] for index in range(CHUNK)]
@@ -67,6 +73,8 @@ def gradients_of_scores(
             elif number == EARLY_CHUNKS:
                 warpgroup.wait_group(0)
                 _release_v(c, item, trip)
+    if not capped and is_first:
+        wait_until_read(c.leaving)
     with span(c.plan, "dS"):
         for of_chunk in weights.items():
             _score_gradients(c, words(r.ds), dp, rows, of_chunk)

@@ -120,5 +120,5 @@ def described(work: Work) -> list[Any]:
 
 def words_of(smem: SharedMemory, item: Int32) -> cute.Tensor:
     """Where the words of an item are."""
-    pointer = cute.recast_ptr(smem.pointer("sItems", item % ITEM_STAGES), dtype=Int32)
+    pointer = cute.recast_ptr(smem.pointer("sItems", item & (ITEM_STAGES - 1)), dtype=Int32)
     return cute.make_tensor(pointer, cute.make_layout(smem.plan.smem_region("sItems").columns))

@@ -21,15 +21,15 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Float32, Int32
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from undertow.kernels.events import span
 from undertow.kernels.sm90.bind import arrive_of, sync_of
-from undertow.kernels.sm90.context import ComputeContext, Item, Progress, Registers
+from undertow.kernels.sm90.context import ComputeContext, Item, Registers
 from undertow.kernels.sm90.gemms import Gemms, add_number, gemms, words
 from undertow.kernels.sm90.plan import DS_STAGES, K_STAGES, LOAD_STAGES, WARPGROUP_THREADS
-from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of
+from undertow.kernels.sm90.roles.epilogue import epilogue, keys_of, wait_until_written
 from undertow.kernels.sm90.scores import PANEL_BYTES, VECTOR_BYTES, gradients_of_scores
 from undertow.kernels.sm100.instructions import store_vector
 from undertow.kernels.sm100.work import Work
@@ -43,58 +43,69 @@ SUM_SHAPE = ((2, 2, 8), 1, 1)  # registers of dV or dK in a thread, as wgmma ord
 @cute.jit
 def compute(c: ComputeContext):
     """Process all query tiles of all items in order, and write the dV and dK of each."""
+    exists = c.items.wait(Int32(0))
+    if exists > 0:
+        _items(c)
+
+
+@cute.jit
+def _items(c: ComputeContext):
+    """All items of a CTA that has one.
+
+    A burst begins alike whether there is another item or not: only behind its first GEMM is it asked for, and read.
+    """
     g = gemms(c.smem, c.owner)
+    r = _no_sums(c, g)
+    item = _item(c, Int32(0), Int32(0))
+    _first_tile(c, g, r, item)
+    are_left, k_earlier = Int32(1), Int32(0)
+    while are_left > 0:
+        trip, k_earlier = _other_tiles(c, g, r, item, k_earlier)
+        number, k_before = item.number + 1, stage_of_k(item.number)
+        dq, k_due = g.dq.accumulator(), _due(c, k_earlier, k_before)
+        _take_turn(c)
+        g.dq.issue(dq, stage_of_ds(trip + c.owner), k_due, False)
+        exists = c.items.wait(number)
+        g.dv.issue(r.dv, r.p, slot_of(trip - 1), True)
+        if exists > 0:
+            item = _item(c, number, trip)
+            warpgroup.wait_group(1)
+            _release_k(c, k_due, _due(c, k_before, stage_of_k(number)))
+            _scores(c, g, r, item, (dq, trip, item.work.first_tile), (True, True))
+            k_earlier = k_before
+        else:
+            _last_burst(c, g, r, (dq, trip), (k_due, k_before))
+            epilogue(c.leaving, keys_of(c.plan, c.items.work(number - 1)), (stage_of_ds(trip), r.dv, r.dk))
+            sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
+            wait_until_written(c.leaving)
+            are_left = Int32(0)
+
+
+def _no_sums(c: ComputeContext, g: Gemms) -> Registers:
+    """The registers of a CTA that has no tile yet whose dV and dK are due."""
     dv, dk = (cute.make_rmem_tensor(SUM_SHAPE, Float32) for _ in range(2))
     r = Registers(g.dv.operand(c.plan), g.dk.operand(c.plan), dv, dk)
     dv.fill(0.0)
     dk.fill(0.0)
     for operand in (r.p, r.ds):
         words(operand).fill(0)
-    trip, k_before, k_earlier, number = (Int32(0) for _ in range(4))
-    exists = c.items.wait(number)
-    while exists > 0:
-        work = c.items.work(number)
-        _item(c, g, r, Item(work, trip, trip + work.trips - 1, number), Progress(trip, k_before, k_earlier))
-        k_earlier = Int32(cutlass.select_(work.trips > 1, number % K_STAGES, k_before))
-        k_before = number % K_STAGES
-        trip += work.trips
-        number += 1
-        exists = c.items.wait(number)
-    if trip > 0:
-        _last_burst(c, g, r, Progress(trip, k_before, k_earlier))
-        epilogue(c.leaving, keys_of(c.plan, c.items.work(number - 1)), (trip % DS_STAGES, r.dv, r.dk))
-        sync_of(c.plan, "dq_empty", c.owner)  # the last share has been read, too: no arrival is left behind
+    return r
 
 
-@cute.jit
-def _item(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: Progress):
-    """S and dP of all query tiles of an item and their softmax; dQ, dV and dK of all but the last.
-
-    The first two tiles take the loop with masks, whose body alone knows that K, V and the sums change.
-    """
-    work, k = item.work, item.number % K_STAGES
-    trip, k_before, k_earlier = at.trip, at.k_before, at.k_earlier
-    if at.trip == 0:
-        _first_tile(c, g, r, item)
-        trip += 1
-    plain = _unmasked(c, work)
-    for head in cutlass.range(work.group, unroll=1):
-        first = work.first_tile + Int32((head == 0) & (at.trip == 0))
-        new = cutlass.max(item.start + 2 - trip, 0)
-        unmasked = cutlass.max(cutlass.min(first + new, work.end_tile), plain.first)
-        for tile in cutlass.range(first, unmasked, unroll=1):
-            now = Progress(trip, k_before, k_earlier)
-            _next_tile(c, g, r, item, (now, tile), (True, True))
-            k_earlier = k_before
-            k_before = k
-            trip += 1
-        for tile in cutlass.range(unmasked, plain.end, unroll=1):
-            _next_tile(c, g, r, item, (Progress(trip, k, k), tile), (False, False))
-            trip += 1
-        if cutlass.const_expr(c.plan.attention.left):
-            for tile in cutlass.range(cutlass.max(unmasked, plain.end), work.end_tile, unroll=1):
-                _next_tile(c, g, r, item, (Progress(trip, k, k), tile), (False, True))
-                trip += 1
+def _item(c: ComputeContext, number: Int32, start: Int32) -> Item:
+    """What an item is, and which of its tiles take the loop with masks."""
+    work = c.items.work(number)
+    plain, second = _unmasked(c, work), cutlass.min(work.first_tile + 2, work.end_tile)
+    is_other_head = work.first_tile + 1 == work.end_tile
+    return Item(
+        work,
+        start,
+        start + work.trips - 1,
+        number,
+        cutlass.max(second, plain.first),
+        Int32(cutlass.select_(is_other_head, work.end_tile, plain.first)),
+        *plain,
+    )
 
 
 def _unmasked(c: ComputeContext, work: Work) -> Span:
@@ -117,87 +128,111 @@ def _first_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item):
     c.channels[V].wait("full", 0)
     c.channels[DO].wait("full", 0)
     g.dp.issue(dp, 0, 0, False, add_number(g, c.plan, D))
-    gradients_of_scores(c, r, item, (s, dp), (Int32(0), item.work.first_tile), True)
+    gradients_of_scores(c, r, item, (s, dp), (Int32(0), item.work.first_tile), (False, True))
 
 
 @cute.jit
-def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[Progress, Int32], how: Constexpr):
-    """The burst of the tile before, and the softmax of this one. at: progress and query tile.
+def _other_tiles(c: ComputeContext, g: Gemms, r: Registers, item: Item, k_earlier: Int32) -> tuple[Int32, Int32]:
+    """The tiles of an item behind its first. Returns the trip after them, and whose K the last but one of all had.
 
-    how: whether the tile may be one of the first two of its item, and whether it may need a mask.
+    The second one takes the loop with masks, whose body alone knows that the dQ that is due may be of the item before.
     """
-    is_special, is_masked = how
-    now, tile = at
-    trip = now.trip
-    slot, before = trip % LOAD_STAGES, (trip - 1) % LOAD_STAGES
-    s, dp, dq = g.s.accumulator(), g.dp.accumulator(), g.dq.accumulator()
-    k = item.number % K_STAGES
-    k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before)) if is_special else k
+    work, k = item.work, stage_of_k(item.number)
+    trip, first, masked, masked_next = item.start + 1, work.first_tile + 1, item.masked_end, item.masked_end_next
+    heads, is_left = work.group, Int32(1)  # there is a first one, so that nothing is asked before it
+    while is_left > 0:
+        heads -= 1
+        is_left = Int32(heads > 0)
+        for tile in cutlass.range(first, masked, unroll=1):
+            _next_tile(c, g, r, item, (trip, tile), (k_earlier, True))
+            k_earlier = k
+            trip += 1
+        for tile in cutlass.range(masked, item.plain_end, unroll=1):
+            _next_tile(c, g, r, item, (trip, tile), (None, False))
+            trip += 1
+        if cutlass.const_expr(c.plan.attention.left):
+            for tile in cutlass.range(cutlass.max(masked, item.plain_end), work.end_tile, unroll=1):
+                _next_tile(c, g, r, item, (trip, tile), (None, True))
+                trip += 1
+        first, masked, masked_next = work.first_tile, masked_next, item.plain_first
+    return trip, k_earlier
+
+
+def _next_tile(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple[Int32, Int32], how: tuple) -> None:
+    """The burst of the tile before, and the softmax of this one, which is not the first of its item. at: trip and tile.
+
+    how: K's stage of the last tile but one, if that may be of the item before; and whether it may need a mask.
+    """
+    (trip, tile), (k_earlier, is_masked) = at, how
+    k = stage_of_k(item.number)
+    dq, k_due = g.dq.accumulator(), k if k_earlier is None else _due(c, k_earlier, k)
     _take_turn(c)
-    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
-    g.dv.issue(r.dv, r.p, before, True)
+    g.dq.issue(dq, stage_of_ds(trip + c.owner), k_due, False)
+    g.dv.issue(r.dv, r.p, slot_of(trip - 1), True)
     warpgroup.wait_group(1)
-    if cutlass.const_expr(is_special):
-        _release_k(c, k_due, Int32(cutlass.select_(c.owner == 0, now.k_before, k)))
+    if k_earlier is not None:
+        _release_k(c, k_due, k)
+    _scores(c, g, r, item, (dq, trip, tile), (False, is_masked))
+
+
+def _scores(c: ComputeContext, g: Gemms, r: Registers, item: Item, at: tuple, how: tuple[bool, bool]) -> None:
+    """The burst from the moment when dQ is complete, and the softmax of its new tile. at: dQ, trip and tile.
+
+    how: whether the tile is the first of its item, and whether it may need a mask.
+    """
+    (dq, trip, tile), (is_first, _) = at, how
+    slot, before = slot_of(trip), slot_of(trip - 1)
+    s, dp = g.s.accumulator(), g.dp.accumulator()
     _stage_dq(c, dq)
     g.dk.issue(r.dk, r.ds, before, True)
-    if cutlass.const_expr(is_special):
-        _wait_for_new(c, K, item, trip)
+    if is_first:
+        c.channels[K].wait("full", item.number)
     c.channels[Q].wait("full", trip)
     warpgroup.wait_group(1)
-    g.s.issue(s, k, slot, False, _start_of_s(c, g))
+    g.s.issue(s, stage_of_k(item.number), slot, False, _start_of_s(c, g))
     c.channels[DO].arrive("empty", trip - 1)
     warpgroup.wait_group(1)
     c.channels[Q].arrive("empty", trip - 1)
-    if cutlass.const_expr(is_special):
-        _wait_for_new(c, V, item, trip)
+    if is_first:
+        c.channels[V].wait("full", item.number)
     c.channels[DO].wait("full", trip)
     g.dp.issue(dp, 0, slot, False, add_number(g, c.plan, D))
     arrive_of(c.plan, "turn", 1 - c.owner)
     _hand_over_dq(c)
-    if cutlass.const_expr(is_special):
-        _write_sums(c, r, item, now)
-    gradients_of_scores(c, r, item, (s, dp), (trip, tile), is_masked)
+    if is_first:
+        _write_sums(c, r, item)
+    gradients_of_scores(c, r, item, (s, dp), (trip, tile), how)
 
 
-@cute.jit
-def _write_sums(c: ComputeContext, r: Registers, item: Item, now: Progress):
-    """Write dV and dK of the item before, in the first trip of an item, and begin anew."""
-    if now.trip == item.start:
-        before = item.number - 1
-        epilogue(c.leaving, keys_of(c.plan, c.items.work(before)), (now.trip % DS_STAGES, r.dv, r.dk))
-        c.items.release(before)
-        r.dv.fill(0.0)
-        r.dk.fill(0.0)
+def _write_sums(c: ComputeContext, r: Registers, item: Item) -> None:
+    """Write dV and dK of the item before, and begin anew."""
+    before = item.number - 1
+    epilogue(c.leaving, keys_of(c.plan, c.items.work(before)), (stage_of_ds(item.start), r.dv, r.dk))
+    c.items.release(before)
+    r.dv.fill(0.0)
+    r.dk.fill(0.0)
 
 
-@cute.jit
-def _wait_for_new(c: ComputeContext, name: Constexpr, item: Item, trip: Int32):
-    """Wait for K or V of an item, in its first trip."""
-    if trip == item.start:
-        c.channels[name].wait("full", item.number)
+def _due(c: ComputeContext, earlier: Int32, before: Int32) -> Int32:
+    """Of what two tiles have, what the one has whose dQ is due: warpgroup 0 is one tile late."""
+    return Int32(cutlass.select_(c.owner == 0, earlier, before))
 
 
-@cute.jit
-def _release_k(c: ComputeContext, due: Int32, following: Int32):
+def _release_k(c: ComputeContext, due: Int32, following: Int32) -> None:
     """Hand K back if the dQ that is complete was the last of its item: the next one is of another stage."""
-    if due != following:
-        c.channels[K].arrive("empty", due)
+    c.channels[K].arrive_if("empty", due, (due != following) & (c.thread % 32 == 0))
 
 
 @cute.jit
-def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
-    """What is left when there is no next tile; warpgroup 0 has one more dQ than that."""
-    trip = now.trip
-    before = (trip - 1) % LOAD_STAGES
-    dq = g.dq.accumulator()
-    _take_turn(c)
-    k_due = Int32(cutlass.select_(c.owner == 0, now.k_earlier, now.k_before))
-    g.dq.issue(dq, (trip + c.owner) % DS_STAGES, k_due, False)
-    g.dv.issue(r.dv, r.p, before, True)
-    g.dk.issue(r.dk, r.ds, before, True)
+def _last_burst(c: ComputeContext, g: Gemms, r: Registers, at: tuple, k: tuple[Int32, Int32]):
+    """What is left of a burst when there is no next tile; warpgroup 0 has one more dQ than that. at: dQ, trip.
+
+    k: the stages of sK of that dQ, and of the last tile.
+    """
+    (dq, trip), (k_due, k_before) = at, k
+    g.dk.issue(r.dk, r.ds, slot_of(trip - 1), True)
     warpgroup.wait_group(2)
-    _release_k(c, k_due, now.k_before)
+    _release_k(c, k_due, k_before)
     arrive_of(c.plan, "turn", 1 - c.owner)
     _stage_dq(c, dq)
     _hand_over_dq(c)
@@ -205,10 +240,25 @@ def _last_burst(c: ComputeContext, g: Gemms, r: Registers, now: Progress):
     if c.owner == 0:
         sync_of(c.plan, "turn", c.owner)
         late = g.dq.accumulator()
-        g.dq.issue(late, (trip - 1) % DS_STAGES, now.k_before, False)
+        g.dq.issue(late, stage_of_ds(trip - 1), k_before, False)
         warpgroup.wait_group(0)
         _stage_dq(c, late)
         _hand_over_dq(c)
+
+
+def stage_of_k(number: Int32) -> Int32:
+    """The stage of sK of an item."""
+    return number & (K_STAGES - 1)
+
+
+def stage_of_ds(tile: Int32) -> Int32:
+    """The stage of sdS of a tile, by the trip that computes its scores."""
+    return tile & (DS_STAGES - 1)
+
+
+def slot_of(trip: Int32) -> Int32:
+    """The stage of sQ and sdO that a trip uses."""
+    return trip & (LOAD_STAGES - 1)
 
 
 def _take_turn(c: ComputeContext) -> None:

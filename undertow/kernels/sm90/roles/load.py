@@ -1,11 +1,14 @@
 """The load warp: brings every tile from global to shared memory.
 
 Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q; K and V come with the
-first query tile of an item, while the one before is still being worked on. Rows beyond a sequence's end are filled with
-zeros by TMA, also where another sequence follows.
+first query tile of an item, while the one before is still being worked on: K, for which there is a stage by then, even
+before the rest is prefetched. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
+follows.
 """
 
 from __future__ import annotations
+
+from itertools import takewhile
 
 import cutlass
 import cutlass.cute as cute
@@ -16,7 +19,8 @@ from undertow.kernels.sm90.context import LoadContext
 from undertow.kernels.sm90.plan import ITEM_PIPELINES
 from undertow.kernels.sm90.work import Share
 from undertow.kernels.sm100.bind import rows_layout
-from undertow.plan.steps import Copy, Wait
+from undertow.plan.schema import Plan
+from undertow.plan.steps import Copy, Step, Wait
 
 FIRST_TILES = 4  # of an item, that are prefetched
 # Query tiles that an item still has to copy when the next one is claimed. Who claims earlier holds up others: those
@@ -35,24 +39,25 @@ def load(c: LoadContext):
         if claim == 0:
             c.items.release(number)
         head, tile = Int32(0), work.first_tile
-        _load_trip(c, work, (trip, number), (head, tile))
+        early, steps = _steps(c.plan)
+        _load_trip(c, work, (trip, number), (head, tile), early)
+        if number > 0:
+            _prefetch(c, work)
+        _load_trip(c, work, (trip, number), (head, tile), steps)
         for more in cutlass.range(1, work.trips, unroll=1):
             if more == claim:
                 c.items.release(number)  # now the next one is claimed
             head, tile = work.after(head, tile)
-            _load_trip(c, work, (trip + more, None), (head, tile))
+            _load_trip(c, work, (trip + more, None), (head, tile), steps)
         trip += work.trips
         number += 1
         exists = c.items.wait(number)
-        if exists > 0:
-            _prefetch(c, c.items.work(number))
 
 
 @cute.jit
 def _prefetch(c: LoadContext, work: Share):
-    """Have the first tiles of the next item in L2 when they are wanted: nobody may have read them yet."""
-    for tensor_map, region in ((c.maps.k, "sK"), (c.maps.v, "sV")):
-        _prefetch_rows(c, work, (tensor_map, region), (work.key_head, work.kv_tile))
+    """Have the first tiles of an item in L2 when there is room for them: nobody may have read them yet."""
+    _prefetch_rows(c, work, (c.maps.v, "sV"), (work.key_head, work.kv_tile))
     end = cutlass.min(work.first_tile + FIRST_TILES, work.end_tile)
     for tile in cutlass.range(work.first_tile, end, unroll=1):
         for tensor_map, region in ((c.maps.q, "sQ"), (c.maps.do, "sdO")):
@@ -65,13 +70,20 @@ def _prefetch_rows(c: LoadContext, work: Share, what: tuple, place: tuple) -> No
     cute.prefetch(what[0], coordinates)
 
 
-def _load_trip(c: LoadContext, work: Share, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32]) -> None:
+def _steps(plan: Plan) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+    """The program without what it says of items: what an item's first trip begins with, and the rest."""
+    steps = [step for step in plan.program("load") if step.pipeline not in ITEM_PIPELINES]
+    early = tuple(takewhile(lambda step: plan.pipeline(step.pipeline).per_item, steps))
+    return early, tuple(steps[len(early) :])
+
+
+def _load_trip(
+    c: LoadContext, work: Share, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32], steps: tuple[Step, ...]
+) -> None:
     """Copy one query tile. at: its number, and that of its item if it is the first of it. query: head and tile."""
     trip, item = at
     expected = {}
-    for step in c.plan.program("load"):
-        if step.pipeline in ITEM_PIPELINES:
-            continue
+    for step in steps:
         number = item if c.plan.pipeline(step.pipeline).per_item else trip
         if number is None:
             continue
