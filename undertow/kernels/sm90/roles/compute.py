@@ -8,7 +8,9 @@ needs the scores as they are: LSE then comes out of shared memory in the softmax
 
 The tile t + 1 may be the first of another item, which is another key/value tile: S and dP then want other K and V, and
 once dV and dK have left the registers they begin anew. The dQ that is due is still that of the item before, so that K
-has two stages; V is free when the last dP is done, which it is a burst before it is wanted.
+has two stages; V is free when the last dP is done, which it is a burst before it is wanted. Such a burst begins before
+anybody has asked whether there is another item: what has to be read and compared for it would keep the tensor cores
+waiting between two items, and hides behind dQ.
 
 dQ needs the dS of both warpgroups: that of tile t is there when warpgroup 1 has its burst t, and when warpgroup 0 has
 its burst t + 1. So no warpgroup ever waits for anything but its turn, and two stages of sdS are enough. This role owns
@@ -93,17 +95,17 @@ def _no_sums(c: ComputeContext, g: Gemms) -> Registers:
 
 
 def _item(c: ComputeContext, number: Int32, start: Int32) -> Item:
-    """What an item is, and which of its tiles take the loop with masks."""
+    """What an item is, and which of its tiles take the loop with masks: the second of all, and those that need one."""
     work = c.items.work(number)
     plain, second = _unmasked(c, work), cutlass.min(work.first_tile + 2, work.end_tile)
-    is_other_head = work.first_tile + 1 == work.end_tile
+    second_is_of_other_head = work.first_tile + 1 == work.end_tile
     return Item(
         work,
         start,
         start + work.trips - 1,
         number,
         cutlass.max(second, plain.first),
-        Int32(cutlass.select_(is_other_head, work.end_tile, plain.first)),
+        Int32(cutlass.select_(second_is_of_other_head, work.end_tile, plain.first)),
         *plain,
     )
 
