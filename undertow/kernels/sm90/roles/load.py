@@ -20,12 +20,14 @@ from undertow.kernels.sm90.plan import ITEM_PIPELINES
 from undertow.kernels.sm90.work import Share
 from undertow.kernels.sm100.bind import rows_layout
 from undertow.plan.schema import Plan
-from undertow.plan.steps import Copy, Step, Wait
+from undertow.plan.steps import Copy, Wait
 
 FIRST_TILES = 4  # of an item, that are prefetched
 # Query tiles that an item still has to copy when the next one is claimed. Who claims earlier holds up others: those
 # that take turns after it, and at the end of a launch those that have nothing left to claim.
 CLAIM_TRIPS = 2
+
+Steps = tuple[Wait | Copy, ...]
 
 
 @cute.jit
@@ -70,15 +72,16 @@ def _prefetch_rows(c: LoadContext, work: Share, what: tuple, place: tuple) -> No
     cute.prefetch(what[0], coordinates)
 
 
-def _steps(plan: Plan) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+def _steps(plan: Plan) -> tuple[Steps, Steps]:
     """The program without what it says of items: what an item's first trip begins with, and the rest."""
-    steps = [step for step in plan.program("load") if step.pipeline not in ITEM_PIPELINES]
+    program = (step for step in plan.program("load") if isinstance(step, Wait | Copy))
+    steps = [step for step in program if step.pipeline not in ITEM_PIPELINES]
     early = tuple(takewhile(lambda step: plan.pipeline(step.pipeline).per_item, steps))
     return early, tuple(steps[len(early) :])
 
 
 def _load_trip(
-    c: LoadContext, work: Share, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32], steps: tuple[Step, ...]
+    c: LoadContext, work: Share, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32], steps: Steps
 ) -> None:
     """Copy one query tile. at: its number, and that of its item if it is the first of it. query: head and tile."""
     trip, item = at
