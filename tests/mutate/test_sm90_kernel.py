@@ -98,14 +98,14 @@ def test_the_join_of_the_reduce_warps_is_spare_beside_a_wait_of_the_schedule_war
 @pytest.mark.parametrize(
     ("what", "rule"),
     [
-        (("barrier", "dq_empty0+dq_empty1", "in"), "named-barrier-leftover"),
-        (("warp-sync", "before schedule_load_item.full", "in"), "warp-sync"),
+        (("compute", "barrier", "dq_empty0+dq_empty1", "in"), "named-barrier-leftover"),
+        (("schedule", "warp-sync", "before schedule_load_item.full", "in"), "warp-sync"),
     ],
     ids=["an arrival left behind", "a join"],
 )
 def test_what_only_the_letter_of_the_isa_asks_for_is_missed_in_strict_mode(what, rule):
     """The join is spare if the elected lane is the one that wrote."""
-    gone = [m for m in every() if (m.name.kind, m.name.about, m.name.place) == what][-1]
+    gone = [m for m in every() if (m.name.role, m.name.kind, m.name.about, m.name.place) == what][-1]
     assert without(SEVERAL, [gone])[0].clean
     checked, _ = without(SEVERAL, [gone], strict=True)
     assert {finding.rule for finding in checked.findings} == {rule}

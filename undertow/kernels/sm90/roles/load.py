@@ -27,6 +27,8 @@ FIRST_TILES = 4  # of an item, that are prefetched
 # that take turns after it, and at the end of a launch those that have nothing left to claim.
 CLAIM_TRIPS = 2
 
+Steps = tuple[Wait | Copy, ...]
+
 
 @cute.jit
 def load(c: LoadContext):
@@ -70,7 +72,7 @@ def _prefetch_rows(c: LoadContext, work: Share, what: tuple, place: tuple) -> No
     cute.prefetch(what[0], coordinates)
 
 
-def _steps(plan: Plan) -> tuple[tuple[Wait | Copy, ...], tuple[Wait | Copy, ...]]:
+def _steps(plan: Plan) -> tuple[Steps, Steps]:
     """The program without what it says of items: what an item's first trip begins with, and the rest."""
     program = (step for step in plan.program("load") if isinstance(step, Wait | Copy))
     steps = [step for step in program if step.pipeline not in ITEM_PIPELINES]
@@ -79,11 +81,7 @@ def _steps(plan: Plan) -> tuple[tuple[Wait | Copy, ...], tuple[Wait | Copy, ...]
 
 
 def _load_trip(
-    c: LoadContext,
-    work: Share,
-    at: tuple[Int32, Int32 | None],
-    query: tuple[Int32, Int32],
-    steps: tuple[Wait | Copy, ...],
+    c: LoadContext, work: Share, at: tuple[Int32, Int32 | None], query: tuple[Int32, Int32], steps: Steps
 ) -> None:
     """Copy one query tile. at: its number, and that of its item if it is the first of it. query: head and tile."""
     trip, item = at
