@@ -128,6 +128,7 @@ class Case:
             if masked:
                 in_turn = DIVIDED_IN_TURN if parts > 1 else MASKED_IN_TURN
                 most = in_turn if "deterministic" in name else MASKED
+                most = most[0], most[1] if None in self.shape.band else MASKED[1]
             fits = heads <= most[0] and heads * self.average <= min(most[1], MOST_ROWS[self.shape.dtype])
             if fits and (items * parts >= wanted or heads * tiles <= SHORT):
                 return parts

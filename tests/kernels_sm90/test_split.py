@@ -30,6 +30,7 @@ from undertow.runtime import device
 from undertow.tolerance import relative_error, yardstick
 
 DENSE, CAUSAL, IN_TURN = Attention(), Attention(right=True), Attention(right=True, deterministic=True)
+WINDOW = Attention(left=True, right=True)
 BF16, F16 = DType.BF16, DType.F16
 CASES = {  # batch, parts of a group, whether in deterministic mode; of the packed sequences one has no query rows
     "dense": lambda: (random_batch(Shape(2, 200, 300, 6, 2)), 3, False),
@@ -124,6 +125,10 @@ def test_nothing_is_found():
         (IN_TURN, BF16, 32, 4096, 512, 8),
         (IN_TURN, BF16, 32, 8192, 512, 16),
         (IN_TURN, F16, 32, 32768, 512, 32),
+        (WINDOW, BF16, 32, 32768, 512, 8),
+        (WINDOW, F16, 32, 16384, 512, 8),
+        (replace(WINDOW, deterministic=True), BF16, 32, 32768, 512, 8),
+        (replace(WINDOW, deterministic=True), F16, 32, 16384, 512, 8),
         (DENSE, F16, 32, 2048, 512, 1),
         (DENSE, F16, 32, 8192, 512, 4),
         (DENSE, BF16, 32, 8192, 512, 1),

@@ -26,7 +26,7 @@ def parts_of(attention: Attention, dtype: DType, group: int, rows: int, items: i
       times the ideal after 262144 rows, by 1.03 after 65536. What bf16 loses by its rounding is eight times as much.
     - Few heads and rows to an item where items differ in length. CTAs of a head drift apart over the heads, and what
       they read and add to no longer meets in L2. They do so sooner where they take turns, short items first. Without a
-      mask they do not.
+      mask they do not; in a window they are few.
     - A wave of items, two where they differ in length, unless they are `SHORT`.
 
     No more than that: each part writes 64 KB of every key/value tile, which another kernel reads.
@@ -45,6 +45,9 @@ def _most(attention: Attention, dtype: DType, divided: bool) -> tuple[int | None
     """The most query heads (None: any number) and rows of them all that an item visits."""
     if not attention.masked:
         return None, MOST_ROWS[dtype]
-    in_turn = DIVIDED_IN_TURN if divided else MASKED_IN_TURN
-    heads, rows = in_turn if attention.deterministic else MASKED
+    heads, rows = MASKED
+    if attention.deterministic:
+        heads, rows_in_turn = DIVIDED_IN_TURN if divided else MASKED_IN_TURN
+        is_window = attention.left and attention.right  # of which an item visits a part, however many rows there are
+        rows = rows if is_window else rows_in_turn
     return heads, min(rows, MOST_ROWS[dtype])
