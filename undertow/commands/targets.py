@@ -22,8 +22,10 @@ DEFAULT_SHAPES = {ARCH: DEFAULT_SHAPE, "sm90": DEFAULT_SHAPE._replace(seqlen_q=4
 # What one key/value tile for a CTA does not show: more of them than the ring of eight that announces them has stages.
 # Ten with one query tile each, so that a stage is handed back twice; then nine with three, of which the last is one of
 # the loop that has no masks; then a few with two, of which the last is one of the loop that has them.
-SEVERAL_TILES = ((100, 2400), (300, 2176), (200, 640))
-MORE_SHAPES = {"sm90": tuple(DEFAULT_SHAPE._replace(seqlen_q=rows, seqlen_k=keys) for rows, keys in SEVERAL_TILES)}
+SEVERAL_TILES = ((100, 2400, 1), (300, 2176, 1), (200, 345, 2))
+MORE_SHAPES = {
+    "sm90": tuple(DEFAULT_SHAPE._replace(seqlen_q=q, seqlen_k=k, heads=heads) for q, k, heads in SEVERAL_TILES)
+}
 
 
 def add_schedule(parser: argparse.ArgumentParser, default: str, **more: Any) -> None:
