@@ -21,7 +21,8 @@ DEFAULT_SHAPES = {ARCH: DEFAULT_SHAPE, "sm90": DEFAULT_SHAPE._replace(seqlen_q=4
 
 # What one key/value tile for a CTA does not show: more of them than the ring of eight that announces them has stages.
 # Ten with one query tile each, so that a stage is handed back twice; then nine with three, of which the last is one of
-# the loop that has no masks; then a few with two, of which the last is one of the loop that has them.
+# the loop that has no masks; then a few with two, of which the last is one of the loop that has them, of two heads, so
+# that a partial tile is not the last that a CTA works on. Rows, keys, heads:
 SEVERAL_TILES = ((100, 2400, 1), (300, 2176, 1), (200, 345, 2))
 MORE_SHAPES = {
     "sm90": tuple(DEFAULT_SHAPE._replace(seqlen_q=q, seqlen_k=k, heads=heads) for q, k, heads in SEVERAL_TILES)
