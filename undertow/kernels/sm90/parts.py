@@ -23,7 +23,8 @@ def parts_of(attention: Attention, dtype: DType, group: int, rows: int, items: i
     (`docs/hopper.md`).
 
     - At most `MOST_ROWS` rows to an accumulator, because the tensor cores truncate where they add up: fp16 errs by 1.44
-      times the ideal after 262144 rows, by 1.03 after 65536. What bf16 loses by its rounding is eight times as much.
+      times the ideal after 262144 rows, by 1.03 after 65536. What bf16 loses by its rounding is eight times as much: it
+      errs by 1.05 after 524288.
     - Few heads and rows to an item where items differ in length. CTAs of a head drift apart over the heads, and what
       they read and add to no longer meets in L2. They do so sooner where they take turns, short items first. Without a
       mask they do not; in a window they are few.
