@@ -20,7 +20,7 @@ def parts_of(attention: Attention, dtype: DType, group: int, rows: int, items: i
     rows: query rows of a head, in the mean where sequences are packed. items: of a launch with whole groups.
 
     The fewest parts with which these hold, or else as many as there are heads. All of it was measured on an H200
-    (`docs/hopper.md`).
+    (`docs/hopper.md`), but for windows in turn.
 
     - At most `MOST_ROWS` rows to an accumulator, because the tensor cores truncate where they add up: fp16 errs by 1.44
       times the ideal after 262144 rows, by 1.03 after 65536. What bf16 loses by its rounding is eight times as much: it

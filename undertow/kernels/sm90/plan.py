@@ -40,6 +40,7 @@ ITEM_AHEAD = 1  # items that are claimed ahead of the load warp's; whose claim i
 ITEM_STAGES = 8  # load is up to 2 items ahead of compute, which still needs the one before its own
 ITEM_WORDS = 16  # 32-bit words that say what an item is; twice as many where groups are split
 DS_STAGES = 2  # every reader of a stage has finished before its writer has had its next turn
+assert all(stages & (stages - 1) == 0 for stages in (LOAD_STAGES, K_STAGES, DS_STAGES))  # roles mask their counts
 
 # Registers: 2 x 128 threads of 240 and 128 of 24 are 64512 of the 65536 of an SM.
 ROLES = (
