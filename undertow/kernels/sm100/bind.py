@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import tcgen05
 
 from undertow.kernels.events import span
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
-from undertow.plan.schema import MBARRIER_BYTES, REGISTERS_PER_SM, Arrival, Pipeline, Plan
+from undertow.plan.schema import MBARRIER_BYTES, REGISTERS_PER_SM, Arrival, DType, Pipeline, Plan
 
 SMEM_ALIGNMENT = 1024  # bytes; of the whole map, so that the offsets of the plan keep their regions' alignment
 
@@ -135,8 +135,13 @@ class Channels:
 def rows_layout(plan: Plan, region: str) -> cute.ComposedLayout:
     """A stage of a region as (columns, rows): rows of 128 bytes under the swizzle that TMA writes and the MMAs read."""
     smem = plan.smem_region(region)
-    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.MN_SW128, ELEMENT_TYPES[smem.dtype])
-    return cute.tile_to_shape(atom, (smem.columns, smem.rows), order=(0, 1))
+    return swizzled_rows(smem.dtype, (smem.columns, smem.rows))
+
+
+def swizzled_rows(dtype: DType, shape: tuple[int, int]) -> cute.ComposedLayout:
+    """The same of any columns and rows."""
+    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.MN_SW128, ELEMENT_TYPES[dtype])
+    return cute.tile_to_shape(atom, shape, order=(0, 1))
 
 
 def channels(smem: SharedMemory, role: str) -> Channels:

@@ -5,11 +5,13 @@ Strides of extents of 1 are replaced everywhere: they move nothing, but some mus
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from undertow.kernels.sm100.tensors import BackwardTensors
 from undertow.plan.description import Tensor, TensorMap
-from undertow.plan.schema import Plan
+from undertow.plan.schema import DType, Plan
 
 
 def query_grid(accumulator: torch.Tensor) -> tuple[int, int, int]:
@@ -31,19 +33,25 @@ def tensor_map(plan: Plan, region: str, given: BackwardTensors, name: str) -> Te
     """
     smem = plan.smem_region(region)
     tensor = getattr(given, name) if getattr(given, name).numel() else given.k
+    whole = rows_map(tensor, smem.dtype, smem.rows, name)
+    if given.sequences is None:
+        return whole
+    (columns, seqlen, heads, _), (of_row, of_head, _) = whole.dims, whole.strides
+    dims, strides = (columns, seqlen, seqlen + 1, heads), (of_row, of_row, of_head)
+    return replace(whole, dims=dims, strides=strides, offset_bytes=-seqlen * of_row)
+
+
+def rows_map(tensor: torch.Tensor, dtype: DType, count: int, name: str) -> TensorMap:
+    """Describe TMA copies of `count` rows of a head, swizzled, of the (64, seqlen, heads, batch) view of a tensor."""
     batch, seqlen, heads, columns = tensor.shape
-    of_batch, of_row, of_head = (stride * smem.dtype.bytes for stride in legal_strides(tensor)[:-1])
-    dims, strides, offset = (columns, seqlen, heads, batch), (of_row, of_head, of_batch), 0
-    if given.sequences is not None:
-        dims, strides, offset = (columns, seqlen, seqlen + 1, heads), (of_row, of_row, of_head), -seqlen * of_row
+    of_batch, of_row, of_head = (stride * dtype.bytes for stride in legal_strides(tensor)[:-1])
     return TensorMap(
         tensor,
-        dtype=smem.dtype.label,
-        dims=dims,
-        strides=strides,
-        box=(smem.columns, smem.rows, 1, 1),
-        swizzle=smem.columns * smem.dtype.bytes,
-        offset_bytes=offset,
+        dtype=dtype.label,
+        dims=(columns, seqlen, heads, batch),
+        strides=(of_row, of_head, of_batch),
+        box=(columns, count, 1, 1),
+        swizzle=columns * dtype.bytes,
         name=name,
     )
 

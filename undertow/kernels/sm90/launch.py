@@ -18,10 +18,10 @@ from undertow.kernels.sm90.storing import takes_turns
 from undertow.kernels.sm90.tensors import Workspaces, allocate_partial, allocate_workspaces, check_scale
 from undertow.kernels.sm100 import launch as sm100
 from undertow.kernels.sm100.descriptions import (
-    legal_strides,
     packing,
     query_grid,
     rows,
+    rows_map,
     scalars,
     tensor_map,
     tiles,
@@ -41,7 +41,7 @@ from undertow.kernels.sm100.launch import (
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
 from undertow.kernels.sm100.tensors import BackwardTensors, LaunchInputError, dtype_of, kv_tiles
 from undertow.plan.attention import PLAIN, Attention, RowVariant
-from undertow.plan.description import Launch, Tensor, TensorMap
+from undertow.plan.description import Launch, Tensor
 from undertow.plan.grid import Grid, heads_per_bundle
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
@@ -250,7 +250,11 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
         labels=PlanLabels(plan),
         params=(
             *(tensor_map(plan, region, given, name) for region, name in loads.items()),
-            *([] if plan.attention.split else [store_map(plan, given, name) for name in ("dv", "dk")]),
+            *(
+                []
+                if plan.attention.split
+                else [rows_map(getattr(given, name), plan.dtype, WARP_ROWS, name) for name in ("dv", "dk")]
+            ),
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
             Tensor(work.claims, dims=(), name="claims"),
@@ -262,22 +266,6 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             *packing(given, "q"),
             *packing(given, "k"),
         ),
-    )
-
-
-def store_map(plan: Plan, given: BackwardTensors, name: str) -> TensorMap:
-    """Describe the TMA store of a warp's rows of dV or dK, as `kernel.store_map` makes it."""
-    tensor, size = getattr(given, name), plan.dtype.bytes
-    batch, seqlen, heads, columns = tensor.shape
-    of_batch, of_row, of_head = (stride * size for stride in legal_strides(tensor)[:-1])
-    return TensorMap(
-        tensor,
-        dtype=plan.dtype.label,
-        dims=(columns, seqlen, heads, batch),
-        strides=(of_row, of_head, of_batch),
-        box=(columns, WARP_ROWS, 1, 1),
-        swizzle=columns * size,
-        name=name,
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import cpasync
 
 from undertow.kernels.sm90.context import EpilogueContext
 from undertow.kernels.sm90.instructions import load_words, store_matrices
@@ -26,6 +26,7 @@ from undertow.kernels.sm90.plan import HEAD_DIM, WARP_ROWS, WARPGROUP_ROWS, WARP
 from undertow.kernels.sm90.softmax import packed_pairs
 from undertow.kernels.sm90.work import Share
 from undertow.kernels.sm100.arguments import ELEMENT_TYPES
+from undertow.kernels.sm100.bind import swizzled_rows
 from undertow.kernels.sm100.instructions import opaque, store_vector
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
 from undertow.plan.schema import Plan
@@ -88,8 +89,7 @@ def wait_until_written(c: EpilogueContext) -> None:
 
 def staged_layout(plan: Plan) -> cute.ComposedLayout:
     """The rows of a warp as they are staged, as (columns, rows): 128 bytes under the swizzle that TMA undoes."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.MN_SW128, ELEMENT_TYPES[plan.dtype])
-    return cute.tile_to_shape(atom, (HEAD_DIM, WARP_ROWS), order=(0, 1))
+    return swizzled_rows(plan.dtype, (HEAD_DIM, WARP_ROWS))
 
 
 def _write_partial(c: EpilogueContext, keys: Keys, place: int, values: list[Float32]) -> None:
