@@ -10,7 +10,10 @@ import pytest
 
 from undertow.kernels import events
 from undertow.kernels.backward import compile_backward, plan_named
-from undertow.kernels.compile import compile_kernel
+from undertow.kernels.compile import OBJECT_PTX, compile_kernel
+from undertow.plan.schema import DType
+from undertow.runtime import objects
+from undertow.runtime.architectures import ARCHITECTURES
 
 KERNELS = [("sm90", "sm_90a", "pingpong"), ("sm100", "sm_100a", "split")]
 
@@ -42,6 +45,14 @@ def test_every_span_that_begins_ends(arch, target, schedule):
     ends = marks.count(31)
     assert ends == len(marks) - ends > 10
     assert len(set(marks)) - 1 <= events.MOST_NAMES
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _, _ in KERNELS])
+def test_what_a_tracer_runs_passes_the_check_of_its_machine_code(arch):
+    """`precompile` raises otherwise: a mark is an instruction like others behind a fence."""
+    architecture = ARCHITECTURES[arch]
+    variant = replace(architecture.call.variant_named("dense", DType.BF16), events=True)
+    assert b"pmevent" in objects.precompile(architecture, variant).files[OBJECT_PTX]
 
 
 def test_names_are_those_of_the_plan():

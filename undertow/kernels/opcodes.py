@@ -53,6 +53,7 @@ PUBLISHES = {
 # Tells nobody anything, and the next instruction comes next.
 SILENT = frozenset(
     chain(
+        (0x001,),  # PMTRIG, the mark of a named span
         range(0x002, 0x00D),  # MOV, predicates, VOTE, selections, comparisons
         range(0x00F, 0x018),  # VIMNMX3, IADD3, LEA, LOP3, IABS, VABSDIFF, PRMT, IMNMX
         range(0x019, 0x02D),  # SHF, SGXT, BMSK, PLOP3, FMUL, FADD, FFMA, IMAD, IDP, doubles, CLMAD
