@@ -4,13 +4,15 @@
     torchrun --nproc-per-node 2 examples/context_parallel.py --device cpu --seqlen 256   gloo, no GPU needed
 
 Prints how far out, dQ, dK and dV of the ring are from those of the whole sequence on one device, and which backend
-computed the backward passes. The length must be a multiple of twice the number of processes.
+computed the backward passes. The length must be a multiple of twice the number of processes. Where there are fewer GPUs
+than processes, they share them: right, and no faster than one.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -72,6 +74,18 @@ def ring(mesh: DeviceMesh, options: argparse.Namespace) -> Results:
         return Results(*context_parallel_unshard(mesh, list(parts), [2] * 4))
 
 
+def take_gpu() -> None:
+    """Make a GPU the process's own, or one that it shares where there are too few.
+
+    NCCL takes no two processes of one host on one GPU, but goes by what it is told of the host: apart, they talk through
+    sockets.
+    """
+    rank, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    torch.cuda.set_device(rank % count)
+    if int(os.environ["LOCAL_WORLD_SIZE"]) > count:
+        os.environ["NCCL_HOSTID"] = f"{socket.gethostname()}-{rank}"
+
+
 @contextmanager
 def our_backward(options: argparse.Namespace) -> Iterator[None]:
     """On a GPU, what any program does. On the CPU the operators of the ring are missing, so they are brought."""
@@ -97,10 +111,10 @@ def main(
 ) -> dict[str, float]:
     """Relative errors of the ring against one device, by name. report: is given the ring's results."""
     options = parse(arguments)
+    if options.device == "cuda":
+        take_gpu()
     if not dist.is_initialized():
         dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
-    if options.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(options.device, (dist.get_world_size(),), mesh_dim_names=("cp",))
     with our_backward(options):
         reset_counts()

@@ -102,9 +102,11 @@ def test_a_graph_of_a_whole_step_replays_to_the_bits_of_eager_calls():
     assert all(torch.equal(a, b) for a, b in zip(captured, want))
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_a_ring_over_nccl_gives_what_one_device_gives():
-    """Both sides are within 1.25 x the ideal error, about 3e-3, of the truth; the ring rounds its parts once more."""
+    """Both sides are within 1.25 x the ideal error, about 3e-3, of the truth; the ring rounds its parts once more.
+
+    On a machine with one GPU both processes share it.
+    """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["examples/context_parallel.py", "--seqlen", "4096", "--heads", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
