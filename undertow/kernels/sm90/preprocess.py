@@ -190,7 +190,7 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
         attended = (LSE != NOTHING) & (LSE != -NOTHING)
         D = D if attended else Float32(0.0)
         LSE_log2 = LSE * LOG2_E if attended else Float32.inf
-        _write_lse(dtype, outputs, at, row, LSE_log2)
+        _write_lse(dtype, outputs, at, (row, LSE_log2, attended))
         _write_terms(dtype, outputs.mTerms, (tile, row, 1), -D, attended)
         if cutlass.const_expr(inputs.mSink is not None):
             dsink = -cute.math.exp2(inputs.mSink[tile.head] * LOG2_E - LSE_log2, fastmath=True) * D
@@ -201,18 +201,17 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
 
 
 @cute.jit
-def _write_lse(dtype: Constexpr, outputs: RowOutputs, at: RowPlace, row: Int32, LSE_log2: Float32):
-    """What takes LSE off the scores, or off the exponents under a softcap. LSE_log2: infinite where nothing counts."""
-    attended = LSE_log2 != Float32.inf
+def _write_lse(dtype: Constexpr, outputs: RowOutputs, at: RowPlace, of: tuple):
+    """Write what takes LSE off the scores, or under a softcap off the exponents. of: row, LSE, whether it attended."""
+    (row, LSE_log2, attended), tile = of, at.tile
     if cutlass.const_expr(at.lse_factor is None):
-        tile = at.tile
         of_tile = outputs.mLSE[tile.batch, tile.head, Int64(tile.tile), None]
         of_tile[row] = -LSE_log2 if attended else Float32(-FAR)
         _write_terms(dtype, outputs.mTerms, (tile, row, 0), Float32(0.0), attended)
     else:
         far = Float32(FAR) if at.lse_factor > 0 else Float32(-FAR)
         score = LSE_log2 * at.lse_factor
-        _write_terms(dtype, outputs.mTerms, (at.tile, row, 0), score if attended else far, attended)
+        _write_terms(dtype, outputs.mTerms, (tile, row, 0), score if attended else far, attended)
 
 
 @cute.jit
