@@ -72,7 +72,7 @@ class Case:
         self.dq, self.dk, self.dv = (torch.full_like(x, math.nan) for x in (self.q, self.k, self.v))
         packed = bool(shape.lengths)
         self.tiles = shape.seqlen // TILE + len(shape.lengths) + 1 if packed else -(-shape.seqlen // TILE)
-        floats = shape.batch * shape.heads * self.tiles * (TILE * HEAD_DIM + 8 * TILE + 10) + 4  # as sm90.call
+        floats = shape.batch * shape.heads * self.tiles * (TILE * HEAD_DIM + 9 * TILE + 10) + 4  # as sm90.call
         if self.group > 1:  # partial sums, if groups have as many parts as query heads
             floats += shape.batch * shape.heads * self.tiles * 2 * TILE * HEAD_DIM
         self.workspace = torch.empty(floats, device="cuda")

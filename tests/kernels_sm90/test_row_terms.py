@@ -13,7 +13,7 @@ from undertow import emulated, emulator
 from undertow.inputs import Batch, Shape, random_batch
 from undertow.kernels.sm90.launch import compile_for, launches
 from undertow.kernels.sm90.plan import MOST_OF_TERM, TERM_UNITS, row_term_index
-from undertow.kernels.sm90.tensors import allocate_workspaces
+from undertow.kernels.sm90.tensors import Workspaces, allocate_workspaces
 from undertow.plan.schema import DType
 from undertow.reference import Scoring
 
@@ -26,14 +26,21 @@ def batch_of(dtype: DType, rows: int = 128, scale: float = 1.0) -> Batch:
     return random_batch(Shape(1, rows, 128, 1), 0, Scoring(softmax_scale=scale), TYPES[dtype])
 
 
-def scores_of(lse: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """What preprocess says that has to be added to the scores of each of 128 rows of this LSE, as float64."""
+def preprocessed(lse: torch.Tensor, dtype: DType, softcap: float | None = None) -> Workspaces:
+    """What preprocess makes of 128 rows of this LSE."""
     batch = batch_of(dtype)
-    tensors, settings = emulated.tensors_of(batch), emulated.settings_of(batch.scoring, False)
+    scoring = dataclasses.replace(batch.scoring, softcap=softcap)
+    tensors, settings = emulated.tensors_of(batch), emulated.settings_of(scoring, False)
     tensors = dataclasses.replace(tensors, lse=lse.reshape(batch.lse.shape))
-    work = allocate_workspaces(tensors)
+    work = allocate_workspaces(tensors, softcap=softcap is not None)
     kernel, launch = launches(compile_for(None, tensors, settings), tensors, settings, work)[0]
     emulator.launch(emulated.program(kernel.ptx, kernel.entry), launch, emulator.Options("auto"))
+    return work
+
+
+def scores_of(lse: torch.Tensor, dtype: DType, softcap: float | None = None) -> torch.Tensor:
+    """What preprocess says that has to be added to the scores of each of 128 rows of this LSE, as float64."""
+    work = preprocessed(lse, dtype, softcap)
     units = torch.tensor(TERM_UNITS[dtype] * 4, dtype=torch.float64)
     starts = torch.tensor([row_term_index(row, 0) for row in range(128)])
     terms = work.terms.double().flatten()[starts[:, None] + torch.arange(8)]
@@ -56,6 +63,20 @@ def test_numbers_out_of_range_are_nan(dtype):
     found = scores_of(lse, dtype)
     assert found[:6].isnan().tolist() == [False, True, True, True, False, False]
     assert bool((found[4:6] <= -most).all()), "rows that attended nothing"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.label)
+def test_under_a_softcap_lse_is_a_number_of_its_own_and_any_will_do(dtype):
+    """The tensor cores still multiply what stands in the place of its terms, by zero."""
+    lse = torch.logspace(-9, 38, 128) * torch.tensor([1, -1]).repeat(64)
+    lse[:3] = torch.tensor([math.nan, math.inf, -math.inf])
+    found = preprocessed(lse, dtype, softcap=30.0).lse
+    assert found is not None
+    found = found.flatten().double()
+    assert found[0].isnan() and bool((found[1:3] <= -1e30).all()), "rows that attended nothing"
+    wanted = -lse.double()[3:] * math.log2(math.e)
+    assert bool(((found[3:] - wanted).abs() <= 2 * 2.0**-24 * wanted.abs()).all())
+    assert not scores_of(lse, dtype, softcap=30.0).any()
 
 
 def test_gradients_of_f16_are_nan_where_a_score_is_out_of_range():

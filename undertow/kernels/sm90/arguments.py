@@ -22,6 +22,13 @@ def row_terms_argument(dtype: DType) -> Any:
     return make_fake_tensor(ELEMENT_TYPES[dtype], shape, stride=stride, assumed_align=VECTOR_BYTES)
 
 
+def lse_argument() -> Any:
+    """Return the (batch, heads, tiles, 128) fp32 numbers -LSE * log2(e), which only a softcap wants apart."""
+    shape = (cute.sym_int32(), cute.sym_int32(), cute.sym_int32(), TILE_M)
+    stride = (cute.sym_int64(divisibility=4), cute.sym_int64(divisibility=4), TILE_M, 1)
+    return make_fake_tensor(cutlass.Float32, shape, stride=stride, assumed_align=VECTOR_BYTES)
+
+
 def partial_argument() -> Any:
     """Return the (batch, kv_heads * parts, tiles, 16384) fp32 sums of parts of groups: dV, then dK of a key tile."""
     size = 2 * DQ_ACCUMULATOR_TILE

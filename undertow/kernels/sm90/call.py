@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from undertow.kernels.sm90.launch import asked_attention, numbers, parts_for, planned, settings_used
-from undertow.kernels.sm90.plan import WARPGROUPS
+from undertow.kernels.sm90.plan import TILE_M, WARPGROUPS
 from undertow.kernels.sm90.tensors import CLAIMS, PARTIAL_TILE, ROW_TERMS_TILE, check_scale
 from undertow.kernels.sm100 import call
 from undertow.kernels.sm100.call import arguments
@@ -91,6 +91,7 @@ def workspace_floats(variant: Variant, tensors: BackwardTensors) -> int:
     """Extent of the workspace in 4-byte elements, as `entry.cut` divides it."""
     batch, _, heads, _ = tensors.batched.q.shape
     per_tile = DQ_ACCUMULATOR_TILE + ROW_TERMS_TILE // 2
+    per_tile += TILE_M if variant.attention.softcap else 0
     per_tile += ROW_KERNEL_THREADS // 32 if variant.rows.sink else 0
     per_tile += WARPGROUPS if variant.rows.deterministic else 0
     floats = batch * heads * query_tiles(tensors) * per_tile + CLAIMS

@@ -17,7 +17,7 @@ from undertow.kernels.sm100.work import Work
 
 @dataclass(frozen=True)
 class LoadContext:
-    """Tensors in, shared memory out. mTerms: (batch, heads, tiles, 2048) of the 16-bit type."""
+    """Tensors in, shared memory out. mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mLSE: as of the kernel."""
 
     plan: cutlass.Constexpr
     channels: Channels
@@ -25,6 +25,7 @@ class LoadContext:
     items: Items
     maps: TensorMaps
     mTerms: cute.Tensor
+    mLSE: Any
 
 
 @dataclass(frozen=True)

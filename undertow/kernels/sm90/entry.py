@@ -48,13 +48,13 @@ def backward_pass(
     if cutlass.const_expr(variant.attention.split):
         _, seqlen_k, kv_heads, _ = mK.shape
         of_keys = (batch, kv_heads * parts_of(scalars), kv_tiles(variant.plan, seqlen_k, packings))
-    terms, accumulator, claims, turns, parts, partial = cut(variant, workspace, extents, of_keys)
+    terms, accumulator, claims, lse, turns, parts, partial = cut(variant, workspace, extents, of_keys)
     packing_q = query_side(packings)
     inputs = preprocess.RowInputs(mO, mdO, batched(reads.mLSE, packed), batched(reads.mdLSE, packed), reads.mSink)
-    outputs = preprocess.RowOutputs(terms, accumulator, claims, turns, parts)
+    outputs = preprocess.RowOutputs(terms, accumulator, claims, lse, turns, parts)
     factor = lse_factor(variant, scalars.softmax_scale_log2)
     preprocess.preprocess_on(variant.dtype, (inputs, outputs), packing_q, factor, stream)
-    buffers = kernel.Workspaces(terms, accumulator, claims, turns, partial)
+    buffers = kernel.Workspaces(terms, accumulator, claims, lse, turns, partial)
     tensors = (kernel.Inputs(mQ, mK, mV, mdO), buffers, kernel.Outputs(mdK, mdV))
     kernel.backward_on(variant.plan, tensors, scalars, packings, stream)
     if cutlass.const_expr(variant.attention.split):
@@ -64,18 +64,18 @@ def backward_pass(
     postprocess.postprocess_on(sums, results, packing_q, scalars.softmax_scale, stream)
 
 
-def lse_factor(variant: Variant, softmax_scale_log2: Float32) -> Float32:
-    """What LSE * log2(e) is multiplied with: it is taken off the scores, under a softcap off the exponents."""
-    return Float32(-1.0) if variant.attention.softcap else Float32(-1.0) / softmax_scale_log2
+def lse_factor(variant: Variant, softmax_scale_log2: Float32) -> Float32 | None:
+    """What LSE * log2(e) is multiplied with to be taken off the scores; under a softcap they are taken as they are."""
+    return None if variant.attention.softcap else Float32(-1.0) / softmax_scale_log2
 
 
 @cute.jit
 def cut(variant: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32, Int32], of_keys: Any):
     """The buffers, one behind the other, the largest first: all begin at 16 bytes.
 
-    Row terms: (batch, heads, tiles, 2048) of 16 bits; accumulator: (batch, heads, tiles, 8192); claims: (1) i32; turns:
-    (batch, heads, 2 tiles) i32; parts of dsink: (batch, heads, 8 tiles); partial sums: (*of_keys, 16384), where groups
-    are split.
+    Row terms: (batch, heads, tiles, 2048) of 16 bits; accumulator: (batch, heads, tiles, 8192); claims: (1) i32; LSE:
+    (batch, heads, tiles, 128), under a softcap; turns: (batch, heads, 2 tiles) i32; parts of dsink: (batch, heads,
+    8 tiles); partial sums: (*of_keys, 16384), where groups are split.
     """
     batch, heads, tiles = extents
     count = Int64(batch) * heads * tiles
@@ -88,6 +88,10 @@ def cut(variant: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32,
         start = start + Int64(batch) * of_keys[1] * of_keys[2] * (2 * DQ_ACCUMULATOR_TILE)
     terms = tiles_of(start, ELEMENT_TYPES[variant.dtype], (*extents, size))
     start = start + count * (size // 2)
+    lse = None
+    if cutlass.const_expr(variant.attention.softcap):
+        lse = tiles_of(start, Float32, (*extents, TILE_M))
+        start = start + count * TILE_M
     claims = cute.make_tensor(cute.recast_ptr(start, dtype=Int32), cute.make_layout(1))
     start = start + CLAIMS
     parts, turns = None, None
@@ -96,7 +100,7 @@ def cut(variant: Constexpr, workspace: cute.Tensor, extents: tuple[Int32, Int32,
         start = start + count * WARPS
     if cutlass.const_expr(variant.rows.deterministic):
         turns = buffer(start, Int32, (batch, heads, tiles * WARPGROUPS), 4)
-    return terms, accumulator, claims, turns, parts, partial
+    return terms, accumulator, claims, lse, turns, parts, partial
 
 
 assert VECTOR_BYTES == 16  # what the sizes above are multiples of

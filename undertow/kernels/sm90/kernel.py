@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Constexpr, Int32
 from cutlass.cute.nvgpu import cpasync
 
-from undertow.kernels.sm90.arguments import claims_argument, partial_argument, row_terms_argument
+from undertow.kernels.sm90.arguments import claims_argument, lse_argument, partial_argument, row_terms_argument
 from undertow.kernels.sm90.context import (
     AllMaps,
     ComputeContext,
@@ -51,13 +51,15 @@ from undertow.plan.schema import Plan
 class Workspaces:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) fp32.
 
-    mClaims: (1) i32, key/value tiles claimed so far. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
+    mClaims: (1) i32, key/value tiles claimed so far. mLSE: (batch, heads, tiles, 128) fp32, -LSE * log2(e), under a
+    softcap. mTurns: (batch, heads, 2 tiles) i32, in deterministic mode.
     mPartial: (batch, kv_heads * parts, tiles of keys, 16384) fp32, dV and dK of parts of groups, where they are split.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
     mClaims: cute.Tensor
+    mLSE: Any = None
     mTurns: Any = None
     mPartial: Any = None
 
@@ -72,6 +74,7 @@ def build(plan: Plan) -> tuple[Any, tuple[Any, ...]]:
             row_terms_argument(plan.dtype),
             dq_accumulator_argument(),
             claims_argument(),
+            lse_argument() if plan.attention.softcap else None,
             counters_argument() if plan.attention.deterministic else None,
             partial_argument() if plan.attention.split else None,
         ),
@@ -151,11 +154,8 @@ def backward_kernel(
     else:  # one warpgroup, so one setmaxnreg for its roles
         set_registers(plan, "load")
         if is_role(plan, "load", warp):
-            load(
-                LoadContext(
-                    plan, channels(smem, "load"), smem, items_of(smem, "load", *numbers), maps.loads, buffers.mTerms
-                )
-            )
+            pipelines, items = channels(smem, "load"), items_of(smem, "load", *numbers)
+            load(LoadContext(plan, pipelines, smem, items, maps.loads, buffers.mTerms, buffers.mLSE))
         elif is_role(plan, "reduce", warp):
             owner = warp - plan.role("reduce").warps.start
             reduce(

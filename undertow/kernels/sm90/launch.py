@@ -118,12 +118,13 @@ def compile_backward(plan: Plan, rows: RowVariant = PLAIN) -> CompiledBackward:
             return kernel.build(plan)
         if module == "combine":
             return combine.build(plan.dtype, rows.packed)
-        return {"preprocess": preprocess, "postprocess": postprocess}[module].build(plan.dtype, rows)
+        if module == "preprocess":
+            return preprocess.build(plan.dtype, rows, softcap)
+        return postprocess.build(plan.dtype, rows)
 
-    before, after = (
-        compile_kernel(f"{name}-{ARCH}", (plan.dtype, rows), lambda name=name: built(name), TARGET)
-        for name in ("preprocess", "postprocess")
-    )
+    softcap = plan.attention.softcap
+    before = compile_kernel(f"preprocess-{ARCH}", (plan.dtype, rows, softcap), lambda: built("preprocess"), TARGET)
+    after = compile_kernel(f"postprocess-{ARCH}", (plan.dtype, rows), lambda: built("postprocess"), TARGET)
     main = compile_kernel(f"backward-{ARCH}-{plan.name}", plan, lambda: built("main"), TARGET, plan.events)
     combine = None
     if plan.attention.split:
@@ -149,7 +150,8 @@ def launches(
     """
     check_variant(compiled, tensors, settings)
     check_scale(settings, compiled.plan.dtype)
-    work = allocate_workspaces(tensors, settings.deterministic) if workspaces is None else workspaces
+    capped = settings.softcap is not None
+    work = allocate_workspaces(tensors, settings.deterministic, capped) if workspaces is None else workspaces
     if compiled.plan.attention.split and work.partial is None:
         work = replace(work, partial=allocate_partial(tensors, parts_for(compiled.plan.attention, tensors)))
     described = in_order(
@@ -179,11 +181,16 @@ def turns_of(work: Workspaces) -> list[Any]:
     return [] if work.turns is None else [scalars(work.turns, "turns")]
 
 
-def lse_factor(settings: Settings) -> float:
+def lse_factor(settings: Settings) -> list[float]:
     """What the preprocess kernel multiplies LSE * log2(e) with, as `entry.lse_factor` has it."""
     if settings.softcap is not None:
-        return -1.0
-    return -1.0 / float(torch.tensor(settings.scale * LOG2_E, dtype=torch.float32))
+        return []
+    return [-1.0 / float(torch.tensor(settings.scale * LOG2_E, dtype=torch.float32))]
+
+
+def lse_of(work: Workspaces) -> list[Any]:
+    """LSE apart from the row terms, under a softcap."""
+    return [] if work.lse is None else [tiles(work.lse, "LSE")]
 
 
 def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Workspaces, settings: Settings) -> Launch:
@@ -192,6 +199,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
     inputs: list[Any] = [rows(given.out, "out"), rows(given.dout, "dout"), scalars(given.lse, "lse")]
     outputs: list[Any] = [tiles(work.terms, "row terms"), tiles(work.dq_accumulator, "dQ accumulator")]
     outputs.append(Tensor(work.claims, dims=(), name="claims"))
+    outputs += lse_of(work)
     if given.dlse is not None:
         inputs.append(scalars(given.dlse, "dlse"))
     if given.sink is not None:
@@ -203,7 +211,7 @@ def preprocess_launch(kernel: CompiledKernel, tensors: BackwardTensors, work: Wo
         kernel=kernel.entry,
         grid=query_grid(work.dq_accumulator),
         block=(ROW_KERNEL_THREADS, 1, 1),
-        params=(*inputs, *outputs, *packing(given, "q"), lse_factor(settings)),
+        params=(*inputs, *outputs, *packing(given, "q"), *lse_factor(settings)),
     )
 
 
@@ -258,6 +266,7 @@ def main_launch(compiled: CompiledBackward, tensors: BackwardTensors, work: Work
             tiles(work.terms, "row terms"),
             tiles(work.dq_accumulator, "dQ accumulator"),
             Tensor(work.claims, dims=(), name="claims"),
+            *lse_of(work),
             *turns_of(work),
             *([tiles(work.partial, "partial dV and dK")] if plan.attention.split and work.partial is not None else []),
             rows(given.dk, "dk"),

@@ -61,49 +61,6 @@ BARRIERS = (
     NamedBarrier("dq_empty1", ("compute", "reduce"), "the bulk add has read that of 1", threads=STAGING_THREADS),
 )
 
-PIPELINES = (
-    Pipeline(
-        "load_compute_q",
-        "load",
-        "compute",
-        ("sQ", "sRow"),
-        stages=LOAD_STAGES,
-        why="S, dP and dK have read Q and the row terms",
-    ),
-    Pipeline(
-        "load_compute_do",
-        "load",
-        "compute",
-        ("sdO",),
-        stages=LOAD_STAGES,
-        why="dP and dV have read dO",
-    ),
-    Pipeline(
-        "load_compute_k",
-        "load",
-        "compute",
-        ("sK",),
-        stages=K_STAGES,
-        per_item=True,
-        why="the last dQ of the key/value tile has read K",
-    ),
-    Pipeline(
-        "load_compute_v",
-        "load",
-        "compute",
-        ("sV",),
-        per_item=True,
-        why="the last dP of the key/value tile has read V",
-    ),
-    *(
-        Pipeline(f"schedule_{role}_item", "schedule", role, ("sItems",), stages=ITEM_STAGES, per_item=True, why=why)
-        for role, why in (
-            ("load", "load has read what the item is"),
-            ("compute", "the dK and dV of the item are written"),
-            ("reduce", "reduce has read what the item is"),
-        )
-    ),
-)
 ITEM_PIPELINES = ("schedule_load_item", "schedule_compute_item", "schedule_reduce_item")
 
 
@@ -125,13 +82,13 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
         roles=ROLES,
         smem=smem_map(dtype, attention),
         tmem=(),
-        pipelines=PIPELINES,
+        pipelines=pipelines(attention),
         barriers=BARRIERS,
         mmas=(),
         order=(),
         signal_scope=SignalScope.WARP,
         programs=(
-            ("load", load_program()),
+            ("load", load_program(attention)),
             ("compute", compute_program()),
             ("reduce", (Wait("schedule_reduce_item", "full"), Signal("schedule_reduce_item", "empty"))),
             ("schedule", schedule_program()),
@@ -141,10 +98,63 @@ def plan(dtype: DType = DType.BF16, attention: Attention = DENSE) -> Plan:
     return replace(planned, programs=(*planned.programs, *programs(planned)))
 
 
+def pipelines(attention: Attention = DENSE) -> tuple[Pipeline, ...]:
+    """The pipelines of a variant. LSE travels with Q where the softmax reads it."""
+    return (
+        Pipeline(
+            "load_compute_q",
+            "load",
+            "compute",
+            ("sQ", "sRow", *lse_regions(attention)),
+            stages=LOAD_STAGES,
+            why="S, dP and dK have read Q and the row terms",
+        ),
+        Pipeline(
+            "load_compute_do",
+            "load",
+            "compute",
+            ("sdO",),
+            stages=LOAD_STAGES,
+            why="dP and dV have read dO",
+        ),
+        Pipeline(
+            "load_compute_k",
+            "load",
+            "compute",
+            ("sK",),
+            stages=K_STAGES,
+            per_item=True,
+            why="the last dQ of the key/value tile has read K",
+        ),
+        Pipeline(
+            "load_compute_v",
+            "load",
+            "compute",
+            ("sV",),
+            per_item=True,
+            why="the last dP of the key/value tile has read V",
+        ),
+        *(
+            Pipeline(f"schedule_{role}_item", "schedule", role, ("sItems",), stages=ITEM_STAGES, per_item=True, why=why)
+            for role, why in (
+                ("load", "load has read what the item is"),
+                ("compute", "the dK and dV of the item are written"),
+                ("reduce", "reduce has read what the item is"),
+            )
+        ),
+    )
+
+
+def lse_regions(attention: Attention) -> tuple[str, ...]:
+    """Where LSE is in shared memory: only a softcap wants the scores as they are, and takes LSE off their tanh."""
+    return ("sLSE",) if attention.softcap else ()
+
+
 def smem_map(dtype: DType, attention: Attention = DENSE) -> tuple[SmemRegion, ...]:
     """Shared memory in the order it is packed. sdS: a panel of 64 query columns of all keys after another."""
     return (
         SmemRegion("sRow", TILE_M, ROW_TERMS, dtype, stages=LOAD_STAGES),
+        *(SmemRegion(name, 1, TILE_M, DType.F32, stages=LOAD_STAGES) for name in lse_regions(attention)),
         SmemRegion("sQ", TILE_M, HEAD_DIM, dtype, stages=LOAD_STAGES),
         SmemRegion("sK", TILE_N, HEAD_DIM, dtype, stages=K_STAGES),
         SmemRegion("sV", TILE_N, HEAD_DIM, dtype),
@@ -155,7 +165,7 @@ def smem_map(dtype: DType, attention: Attention = DENSE) -> tuple[SmemRegion, ..
     )
 
 
-def load_program() -> tuple[Step, ...]:
+def load_program(attention: Attention = DENSE) -> tuple[Step, ...]:
     """One tile of the load warp, K and V only with the first of a key/value tile.
 
     In the order in which stages become free: that of K has been since early in the item before, Q's is released in the
@@ -169,6 +179,7 @@ def load_program() -> tuple[Step, ...]:
         Wait("load_compute_q", "empty", -LOAD_STAGES),
         Copy("sQ", "load_compute_q"),
         Copy("sRow", "load_compute_q"),
+        *(Copy(name, "load_compute_q") for name in lse_regions(attention)),
         Wait("load_compute_do", "empty", -LOAD_STAGES),
         Copy("sdO", "load_compute_do"),
         Wait("load_compute_v", "empty", -1),
@@ -216,7 +227,7 @@ def dq_accumulator_index(row: int, column: int) -> int:
 def row_term_index(row: int, number: int) -> int:
     """Element of a tile's row terms at which the terms of a number of a query row begin, 8 of them.
 
-    number: 0 is -LSE / softmax_scale, or -LSE * log2(e) under a softcap; 1 is -D. Rows have 32 bytes under the 32-byte
+    number: 0 is -LSE / softmax_scale, or nothing under a softcap; 1 is -D. Rows have 32 bytes under the 32-byte
     swizzle, as wgmma reads them: the place within its 8 rows is all of a row that counts.
     """
     return (row * 2 + (number ^ (row // 4 % 2))) * (ROW_TERMS // 2)

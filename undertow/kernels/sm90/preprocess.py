@@ -12,7 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Constexpr, Float32, Int32, Int64
 
-from undertow.kernels.sm90.arguments import claims_argument, row_terms_argument
+from undertow.kernels.sm90.arguments import claims_argument, lse_argument, row_terms_argument
 from undertow.kernels.sm90.plan import HEAD_DIM, MOST_OF_TERM, TERM_PLACES, TERM_UNITS, TILE_M, row_term_index
 from undertow.kernels.sm100.arguments import (
     counters_argument,
@@ -50,27 +50,29 @@ assert HEAD_DIM == VECTOR * LANES_PER_ROW
 class RowOutputs:
     """mTerms: (batch, heads, tiles, 2048) of the 16-bit type. mdQ_accumulator: (batch, heads, tiles, 8192) f32.
 
-    mClaims: (1) i32. mTurns: (batch, heads, 2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
+    mClaims: (1) i32. mLSE: (batch, heads, tiles, 128) f32, where the softmax takes LSE off. mTurns: (batch, heads,
+    2 tiles) i32. mdSink_parts: (batch, heads, 8 tiles) f32, one per warp.
     """
 
     mTerms: cute.Tensor
     mdQ_accumulator: cute.Tensor
     mClaims: cute.Tensor
+    mLSE: Any = None
     mTurns: Any = None
     mdSink_parts: Any = None
 
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e)), or -1 under a softcap."""
+    """Where a thread of a tile works. lse_factor: -1 / (softmax_scale * log2(e)), None under a softcap."""
 
     tile: QueryTile
     warp: Int32
     lane: Int32
-    lse_factor: Float32
+    lse_factor: Float32 | None
 
 
-def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ...]]:
+def build(dtype: DType, variant: RowVariant = PLAIN, softcap: bool = False) -> tuple[Any, tuple[Any, ...]]:
     """Return the host function and its arguments, for `compile_kernel`; `dtype` is that of O and dO."""
     set_name()
     inputs = RowInputs(
@@ -84,11 +86,12 @@ def build(dtype: DType, variant: RowVariant = PLAIN) -> tuple[Any, tuple[Any, ..
         row_terms_argument(dtype),
         dq_accumulator_argument(),
         claims_argument(),
+        lse_argument() if softcap else None,
         counters_argument() if variant.deterministic else None,
         row_scalars_argument(padded=False) if variant.sink else None,
     )
     packing = packing_argument() if variant.packed else None
-    return preprocess, (dtype, inputs, outputs, packing, Float32(1.0))
+    return preprocess, (dtype, inputs, outputs, packing, None if softcap else Float32(1.0))
 
 
 def set_name() -> None:
@@ -97,12 +100,16 @@ def set_name() -> None:
 
 
 @cute.jit
-def preprocess(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32):
+def preprocess(
+    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32 | None
+):
     """Launch one CTA per accumulator tile, on the default stream."""
     preprocess_on(dtype, (inputs, outputs), packing, lse_factor, ())
 
 
-def preprocess_on(dtype: DType, tensors: Any, packing: Packing | None, lse_factor: Float32, stream: Any) -> None:
+def preprocess_on(
+    dtype: DType, tensors: Any, packing: Packing | None, lse_factor: Float32 | None, stream: Any
+) -> None:
     """The same on a stream."""
     inputs, outputs = tensors
     batch, heads, tiles, _ = outputs.mdQ_accumulator.shape
@@ -113,7 +120,7 @@ def preprocess_on(dtype: DType, tensors: Any, packing: Packing | None, lse_facto
 
 @cute.kernel
 def preprocess_kernel(
-    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32
+    dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, packing: Packing | None, lse_factor: Float32 | None
 ):
     """Write the terms of -LSE / softmax_scale and -D, and a zero accumulator or no turns, for one tile.
 
@@ -183,9 +190,7 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
         attended = (LSE != NOTHING) & (LSE != -NOTHING)
         D = D if attended else Float32(0.0)
         LSE_log2 = LSE * LOG2_E if attended else Float32.inf
-        far = Float32(FAR) if at.lse_factor > 0 else Float32(-FAR)
-        score = LSE_log2 * at.lse_factor
-        _write_terms(dtype, outputs.mTerms, (tile, row, 0), score if attended else far, attended)
+        _write_lse(dtype, outputs, at, (row, LSE_log2, attended))
         _write_terms(dtype, outputs.mTerms, (tile, row, 1), -D, attended)
         if cutlass.const_expr(inputs.mSink is not None):
             dsink = -cute.math.exp2(inputs.mSink[tile.head] * LOG2_E - LSE_log2, fastmath=True) * D
@@ -193,6 +198,20 @@ def _write_rows(dtype: Constexpr, inputs: RowInputs, outputs: RowOutputs, sums: 
         part = cute.arch.warp_reduction_sum(dsink)
         if at.lane == 0:
             outputs.mdSink_parts[tile.batch, tile.head, tile.tile * WARPS + at.warp] = part
+
+
+@cute.jit
+def _write_lse(dtype: Constexpr, outputs: RowOutputs, at: RowPlace, of: tuple):
+    """Write what takes LSE off the scores, or under a softcap off the exponents. of: row, LSE, whether it attended."""
+    (row, LSE_log2, attended), tile = of, at.tile
+    if cutlass.const_expr(at.lse_factor is None):
+        of_tile = outputs.mLSE[tile.batch, tile.head, Int64(tile.tile), None]
+        of_tile[row] = -LSE_log2 if attended else Float32(-FAR)
+        _write_terms(dtype, outputs.mTerms, (tile, row, 0), Float32(0.0), attended)
+    else:
+        far = Float32(FAR) if at.lse_factor > 0 else Float32(-FAR)
+        score = LSE_log2 * at.lse_factor
+        _write_terms(dtype, outputs.mTerms, (tile, row, 0), score if attended else far, attended)
 
 
 @cute.jit

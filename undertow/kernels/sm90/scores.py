@@ -17,11 +17,7 @@ from undertow.kernels.sm90.instructions import store_matrices
 from undertow.kernels.sm90.plan import (
     DS_STAGES,
     LOAD_STAGES,
-    ROW_TERMS,
-    TERM_PLACES,
-    TERM_UNITS,
     WARPGROUP_ROWS,
-    row_term_index,
 )
 from undertow.kernels.sm90.roles.epilogue import wait_until_read
 from undertow.kernels.sm90.softmax import (
@@ -38,10 +34,9 @@ from undertow.kernels.sm100.work import Work
 
 CHUNK = 16  # registers of an accumulator that are worked on together: 32 query columns
 EARLY_CHUNKS = 2  # of P, while dP is still being computed
+EARLY_CHUNKS_CAPPED = 1  # with tanh; for a second one there are no registers, and wgmma would be serialized
 VECTOR_BYTES = 16
 PANEL_BYTES = 128 * 128  # of sdS: 64 query columns of all keys
-TERMS_READ = 4  # 16-bit elements of a load: all terms of a number
-LSE = 0  # the number of a row, as `plan.row_term_index` counts them
 V = "load_compute_v"
 
 
@@ -53,27 +48,27 @@ def gradients_of_scores(
     of: S and dP in flight. at: trip and tile. how: whether the tile may be the first of its item, before which dV and
     dK were staged in sdS, and whether it may need a mask.
 
-    Under a softcap every chunk is taken from S to dS at once: there are no registers for all weights beside dP.
+    Under a softcap a chunk is taken from S to dS at once: there are no registers for the weights of a tile beside what
+    tanh needs.
     """
     (s, dp), (trip, tile), (is_first, is_masked) = of, at, how
     rows = _matrix_rows(c, c.smem.address("sdS", trip % DS_STAGES))
-    capped = c.plan.attention.softcap
+    softcap = c.plan.attention.softcap
+    early = EARLY_CHUNKS_CAPPED if softcap else EARLY_CHUNKS
     weights: dict[int, list[Float32]] = {}
-    warpgroup.wait_group(0 if capped else 1)
-    if capped:
-        _release_v(c, item, trip)
-    if capped and is_first:
-        wait_until_read(c.leaving)
+    warpgroup.wait_group(1)
     with span(c.plan, "softmax"):
         for number, start in enumerate(range(0, cute.size(s), CHUNK), start=1):
             scores = [s[start + index] for index in range(CHUNK)]
             weights[start] = _weights(c, words(r.p), scores, (item.work, trip, tile, start), is_masked)
-            if capped:
-                _score_gradients(c, words(r.ds), dp, rows, (start, weights.pop(start)))
-            elif number == EARLY_CHUNKS:
+            if number == early:
                 warpgroup.wait_group(0)
                 _release_v(c, item, trip)
-    if not capped and is_first:
+                if softcap and is_first:
+                    wait_until_read(c.leaving)
+            if softcap and number >= early:
+                _score_gradients(c, words(r.ds), dp, rows, (start, weights.pop(start)))
+    if not softcap and is_first:
         wait_until_read(c.leaving)
     with span(c.plan, "dS"):
         for of_chunk in weights.items():
@@ -113,23 +108,19 @@ def _exponents(c: ComputeContext, scores: list[Float32], at: tuple) -> tuple[lis
     trip, start = at
     if not c.plan.attention.softcap:
         return [score * c.scalars.softmax_scale_log2 for score in scores], []
-    tanh = hyperbolic_tangents(scores, c.scalars.tanh_scale)
-    columns = dict.fromkeys(map(column_of, range(start, start + len(scores))))
-    lse_log2 = {column: _negative_lse(c, trip, column) for column in columns}
+    lse_log2 = _negative_lse(c, trip, start)
+    tanh = hyperbolic_tangents(scores, c.scalars.tanh_scale, c.scalars.softcap_log2)
     return capped_exponents(tanh, c.scalars.softcap_log2, start, lse_log2), tanh
 
 
-def _negative_lse(c: ComputeContext, trip: Int32, column: int) -> Float32:
-    """-LSE of a query column, `column` away from the thread's first; exact, as its terms are summed from the last."""
-    group, within = divmod(column, 8)
-    first = row_term_index(c.thread % 4 * 2 + within, LSE) + group * 8 * ROW_TERMS
-    terms = cute.make_tensor(
-        c.smem.pointer("sRow", trip % LOAD_STAGES) + cute.assume(first, divby=TERMS_READ), cute.make_layout(TERMS_READ)
-    ).load()
-    units, total = TERM_UNITS[c.plan.dtype], Float32(0.0)
-    for place in reversed(TERM_PLACES):
-        total = total + terms[place].to(Float32) * Float32(units[place % 2])
-    return total
+def _negative_lse(c: ComputeContext, trip: Int32, start: int) -> dict[int, Float32]:
+    """-LSE * log2(e) of the query columns of a chunk, by their distance from the thread's first column."""
+    lse, first = {}, c.thread % 4 * 2
+    for column in range(column_of(start), column_of(start + CHUNK), 8):
+        place = cute.assume(first + column, divby=2)
+        pair = cute.make_tensor(c.smem.pointer("sLSE", trip % LOAD_STAGES) + place, cute.make_layout(2)).load()
+        lse[column], lse[column + 1] = pair[0], pair[1]
+    return lse
 
 
 def _seen(c: ComputeContext, work: Work, tile: Int32) -> tuple[Int32 | None, Int32 | None]:

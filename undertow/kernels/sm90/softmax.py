@@ -10,13 +10,15 @@ import math
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 
 from undertow.kernels.sm100.instructions import packed
 from undertow.kernels.sm100.softmax import LOG2_E, TANH_COEFFICIENTS, TANH_SWITCH
 from undertow.plan.schema import DType
 
 UNSEEN = -math.inf  # exponent of a P of zero
+NARROW = 100.0  # a softcap up to which what tanh errs by, 5e-5 of P at most, is a fifth of what P's rounding to f16 may
+MOST_EXPONENT = 60.0  # where tanh has long been 1, and the product of two powers is a number, as its reciprocal
 
 
 def column_of(register: int) -> int:
@@ -34,20 +36,40 @@ def probabilities(exponents: list[Float32]) -> list[Float32]:
     return [cute.math.exp2(exponent, fastmath=True) for exponent in exponents]
 
 
-def hyperbolic_tangents(scores: list[Float32], scale: Float32) -> list[Float32]:
-    """tanh(S * scale) as `sm100.softmax.hyperbolic_tangents` has it, one by one. Relative error: below 16 * 2^-24."""
-    return [_hyperbolic_tangent(score * scale) for score in scores]
+def hyperbolic_tangents(scores: list[Float32], scale: Float32, softcap_log2: Float32) -> list[Float32]:
+    """tanh(S * scale). Error: below 8 * 2^-24, with caps above `NARROW` also below 16 * 2^-24 of it.
+
+    1 - 2 / (1 + e^2x) has the rounding of 1 where x is near zero. Times a cap of 50 that is far less than P loses by its
+    own rounding; caps beyond need the polynomial of `sm100.softmax` there. Two reciprocals are had by one, of their
+    product: 16 a cycle, for them and exponentials, are what these kernels wait for.
+    """
+    factor = scale * Float32(2 * LOG2_E)
+    sums = [_one_more(cute.arch.fmin(score * factor, Float32(MOST_EXPONENT))) for score in scores]
+    tanh = cute.make_rmem_tensor((len(scores),), Float32)
+    for first in range(0, len(sums), 2):
+        both = cute.arch.rcp_approx(sums[first] * sums[first + 1])
+        for place, other in ((first, first + 1), (first + 1, first)):
+            tanh[place] = cute.math.fma(Float32(-2.0), both * sums[other], Float32(1.0))
+    _sharpen(tanh, scores, scale, softcap_log2 > Float32(NARROW * LOG2_E))
+    return [tanh[index] for index in range(len(scores))]
 
 
-def _hyperbolic_tangent(x: Float32) -> Float32:
-    squared = x * x
-    polynomial = Float32(TANH_COEFFICIENTS[-1])
-    for coefficient in TANH_COEFFICIENTS[-2::-1]:
-        polynomial = cute.math.fma(polynomial, squared, Float32(coefficient))
-    near_zero = cute.math.fma(polynomial * squared, x, x)
-    power = cute.math.exp2(x * Float32(2 * LOG2_E), fastmath=True)
-    far = cute.math.fma(Float32(-2.0), cute.arch.rcp_approx(power + Float32(1.0)), Float32(1.0))
-    return Float32(cutlass.select_(squared < Float32(TANH_SWITCH**2), near_zero, far))
+def _one_more(exponent: Float32) -> Float32:
+    return cute.math.exp2(exponent, fastmath=True) + Float32(1.0)
+
+
+@cute.jit
+def _sharpen(tanh: cute.Tensor, scores: list, scale: Float32, wanted: Boolean):
+    """Replace tangents near zero by those of a polynomial, which has no relative error to speak of there."""
+    if wanted:
+        for index in cutlass.range_constexpr(len(scores)):
+            x = scores[index] * scale
+            squared = x * x
+            polynomial = Float32(TANH_COEFFICIENTS[-1])
+            for coefficient in TANH_COEFFICIENTS[-2::-1]:
+                polynomial = cute.math.fma(polynomial, squared, Float32(coefficient))
+            near_zero = cute.math.fma(polynomial * squared, x, x)
+            tanh[index] = Float32(cutlass.select_(squared < Float32(TANH_SWITCH**2), near_zero, tanh[index]))
 
 
 def capped_exponents(

@@ -29,12 +29,13 @@ class Workspaces:
     terms: torch.Tensor  # (batch, heads, tiles, 2048) of the 16-bit type, as `plan.row_term_index` orders them
     dq_accumulator: torch.Tensor  # (batch, heads, tiles, 8192) fp32
     claims: torch.Tensor  # (1) int32
+    lse: torch.Tensor | None = None  # (batch, heads, tiles, 128) fp32, -LSE * log2(e), under a softcap
     turns: torch.Tensor | None = None  # (batch, heads, 2 tiles) int32, in deterministic mode
     dsink_parts: torch.Tensor | None = None  # (batch, heads, 8 tiles) fp32, with a sink
     partial: torch.Tensor | None = None  # (batch, kv_heads * parts, tiles of keys, 16384) fp32, where groups are split
 
 
-def allocate_workspaces(tensors: BackwardTensors, deterministic: bool = False) -> Workspaces:
+def allocate_workspaces(tensors: BackwardTensors, deterministic: bool = False, softcap: bool = False) -> Workspaces:
     """Allocate the buffers for a backward pass, on the device of q, but for those of split groups."""
     batch, _, heads, _ = tensors.batched.q.shape
     tiles = query_tiles(tensors)
@@ -46,6 +47,7 @@ def allocate_workspaces(tensors: BackwardTensors, deterministic: bool = False) -
         buffer(tiles, ROW_TERMS_TILE, dtype=tensors.q.dtype),
         buffer(tiles, DQ_ACCUMULATOR_TILE),
         tensors.q.new_zeros(1, dtype=torch.int32),  # without a query row there is no preprocess to clear it
+        buffer(tiles, TILE_M) if softcap else None,
         buffer(WARPGROUPS * tiles, dtype=torch.int32) if deterministic else None,
         buffer(tiles * (ROW_KERNEL_THREADS // 32)) if tensors.sink is not None else None,
     )

@@ -119,10 +119,16 @@ class Warpgroup:
 
     @property
     def _softmax(self) -> tuple[Step, ...]:
-        """P and dS. Only a softcap reads LSE from shared memory, and has no registers for P beside a dP in flight."""
-        done = (Finish(0), IfLast((Signal(V, "empty"),)))
-        waits = (*done, Take(Touch("sRow"))) if self.plan.attention.softcap else (Finish(1), *done)
-        return (*waits, Put(Touch("sdS", parts=self._shares)))
+        """P and dS. Only a softcap reads LSE from shared memory, before dP is complete and after."""
+        lse = (Take(Touch("sLSE")),) if self.plan.attention.softcap else ()
+        return (
+            Finish(1),
+            *lse,
+            Finish(0),
+            IfLast((Signal(V, "empty"),)),
+            *lse,
+            Put(Touch("sdS", parts=self._shares)),
+        )
 
     def _staged(self, tile: int | None = None) -> tuple[Step, ...]:
         """A share of dQ stored for the reduce warp, once the one before has been read."""

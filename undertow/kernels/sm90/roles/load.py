@@ -1,7 +1,7 @@
 """The load warp: brings every tile from global to shared memory.
 
-Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q; K and V come with the
-first query tile of an item, while the one before is still being worked on: K, for which there is a stage by then, even
+Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q, LSE too where it is wanted
+apart; K and V come with the first query tile of an item, while the one before is still being worked on: K, for which there is a stage by then, even
 before the rest is prefetched. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
 follows.
 """
@@ -101,13 +101,13 @@ def _load_trip(
 
 
 def _copy(c: LoadContext, work: Share, to: tuple, query: tuple[Int32, Int32], barrier: cute.Pointer) -> None:
-    """Start the copy of a tile of rows, or of its row terms, that completes `barrier`. to: region and address."""
+    """Start the copy of a tile of rows, or of numbers of its rows, that completes `barrier`. to: region and address."""
     maps = {"sQ": c.maps.q, "sK": c.maps.k, "sV": c.maps.v, "sdO": c.maps.do}
     place = (work.key_head, work.kv_tile) if to[0] in ("sK", "sV") else (work.query_head(query[0]), query[1])
     if to[0] in maps:
         _copy_rows(c, work, (maps[to[0]], *to), place, barrier)
     else:
-        _copy_row_terms(c, work, to, place, barrier)
+        _copy_numbers(c, work, to, place, barrier)
 
 
 def _copy_rows(c: LoadContext, work: Share, what: tuple, place: tuple, barrier: cute.Pointer) -> None:
@@ -132,12 +132,13 @@ def _box(c: LoadContext, work: Share, what: tuple, place: tuple) -> tuple[cute.T
     )
 
 
-def _copy_row_terms(c: LoadContext, work: Share, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
-    """One bulk copy of the terms of all rows of a query tile, by one elected lane."""
+def _copy_numbers(c: LoadContext, work: Share, to: tuple, place: tuple, barrier: cute.Pointer) -> None:
+    """One bulk copy of the terms of all rows of a query tile, or of their LSE, by one elected lane."""
     (region, pointer), (head, tile) = to, place
     of = c.plan.smem_region(region)
     layout = cute.make_layout(of.rows * of.columns)
-    part = cute.make_tensor(c.mTerms[work.batch, head, Int64(work.workspace_tile + tile), None].iterator, layout)
+    numbers = c.mLSE if region == "sLSE" else c.mTerms
+    part = cute.make_tensor(numbers[work.batch, head, Int64(work.workspace_tile + tile), None].iterator, layout)
     atom = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), part.element_type)
     with cute.arch.elect_one():
         cute.copy(atom, part, cute.make_tensor(pointer, layout), mbar_ptr=barrier)
