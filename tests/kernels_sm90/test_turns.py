@@ -18,7 +18,7 @@ from undertow.plan.attention import Attention
 from undertow.plan.checks import check
 from undertow.plan.labels import PlanLabels
 from undertow.plan.schema import DType, Plan, PlanError
-from undertow.plan.steps import Arrive, Finish, Group, IfFirst, IfLast, Put, Signal, Step, Sync, Take, Touch, Wait
+from undertow.plan.steps import Arrive, Copy, Finish, Group, IfFirst, IfLast, Put, Signal, Step, Sync, Take, Touch, Wait
 
 TILES = 3
 SHAPE = Shape(1, 128 * (TILES - 1) + 44, 300, 1)  # three key/value tiles
@@ -53,6 +53,11 @@ def refused(broken: Plan, *parts: str) -> None:
 @pytest.mark.parametrize("flags", [{}, {"softcap": True}, {"split": True}], ids=str)
 def test_the_plan_is_proved(dtype, flags):
     check(plan(dtype, Attention(**flags)))
+
+
+def test_lse_that_nobody_copies_is_read_by_nobody():
+    broken = without(plan(attention=Attention(softcap=True)), "load", Copy("sLSE", "load_compute_q"))
+    refused(broken, "compute[0] reads sLSE of tile 0, of which nobody wrote SMEM bytes [")
 
 
 def test_without_turns_a_warpgroup_stores_over_what_the_other_reads():
