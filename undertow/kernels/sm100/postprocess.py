@@ -10,7 +10,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 
 from undertow.kernels.sm100.arguments import (
     dq_accumulator_argument,
@@ -89,9 +89,10 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
     )
     first, vector = thread // LANES_PER_ROW, thread % LANES_PER_ROW
     loaded = cute.make_rmem_tensor((VECTOR, PASSES), Float32)
-    for step in cutlass.range_constexpr(PASSES):  # padding rows exist in the accumulator, so no test holds up a load
+    for step in cutlass.range_constexpr(PASSES):
         row = first + step * ROWS_PER_PASS
-        cute.autovec_copy(cute.local_tile(accumulator[row, None], (VECTOR,), (vector,)), loaded[None, step])
+        if is_worth_loading(row, tile, packing):
+            cute.autovec_copy(cute.local_tile(accumulator[row, None], (VECTOR,), (vector,)), loaded[None, step])
     for step in cutlass.range_constexpr(PASSES):
         row = first + step * ROWS_PER_PASS
         if row < tile.kept:
@@ -103,6 +104,14 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
             cute.autovec_copy(rdQ, cute.local_tile(target, (VECTOR,), (vector,)))
     if cutlass.const_expr(results.mdSink is not None):
         sum_parts(sums.mdSink_parts, results.mdSink, tile, thread)
+
+
+def is_worth_loading(row: Int32, tile: QueryTile, packing: Packing | None) -> Boolean | bool:
+    """Whether a row of the accumulator is loaded: of packed sequences one that exists, for many tiles may be empty.
+
+    Padding rows exist in the accumulator, too. Where only the last tile has some, no test holds up a load.
+    """
+    return True if packing is None else row < tile.kept
 
 
 @cute.jit

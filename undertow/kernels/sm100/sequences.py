@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Constexpr, Int32
+from cutlass import Boolean, Constexpr, Int32
+
+LANES = 32
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,21 @@ def packed_rows(packing: Packing, sequence: Int32, total: Int32) -> Rows:
 
 @cute.jit
 def sequence_of(packing: Packing, tile: Int32, rows: Constexpr) -> tuple[Int32, Int32]:
-    """The sequence that a tile of `rows` rows belongs to, by bisection, and the tile's number within it."""
-    low, high = Int32(0), packing.mCu_seqlens.shape[0] - 1
-    while low < high:
-        middle = (low + high + 1) >> 1
-        begins = first_tile(packing, middle, rows) <= tile
-        low = cutlass.select_(begins, middle, low)
-        high = cutlass.select_(begins, high, middle - 1)
-    return low, tile - first_tile(packing, low, rows)
+    """The sequence that a tile of `rows` rows belongs to, and the tile's number within it.
+
+    All lanes of a warp must ask together, for one tile: in a round each tries one sequence, so that two rounds, one
+    load behind the other, find it among 1023.
+    """
+    found, left = Int32(0), packing.mCu_seqlens.shape[0] - 1  # sequences behind `found` that may be it
+    while left > 0:
+        apart = (left + LANES - 1) // LANES
+        tried, begins = (cute.arch.lane_idx() + 1) * apart, Boolean(False)
+        if tried <= left:
+            begins = first_tile(packing, found + tried, rows) <= tile
+        passed = cute.arch.popc(cute.arch.vote_ballot_sync(begins)) * apart
+        found += passed
+        left = cutlass.min(left - passed, apart - 1)
+    return found, tile - first_tile(packing, found, rows)
 
 
 def first_tile(packing: Packing, sequence: Int32, rows: int) -> Int32:

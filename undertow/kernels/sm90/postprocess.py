@@ -21,7 +21,14 @@ from undertow.kernels.sm100.arguments import (
     vector_argument,
 )
 from undertow.kernels.sm100.layouts import ROW_KERNEL_THREADS
-from undertow.kernels.sm100.postprocess import LANES_PER_ROW, VECTOR, Results, clear_unused, sum_parts
+from undertow.kernels.sm100.postprocess import (
+    LANES_PER_ROW,
+    VECTOR,
+    Results,
+    clear_unused,
+    is_worth_loading,
+    sum_parts,
+)
 from undertow.kernels.sm100.sequences import Packing, QueryTile, query_tile
 from undertow.plan.attention import PLAIN, RowVariant
 from undertow.plan.schema import DType
@@ -84,9 +91,11 @@ def postprocess_kernel(sums: Sums, results: Results, packing: Packing | None, so
     accumulator = sums.mdQ_accumulator[tile.batch, tile.head, Int64(tile.tile), None]
     pair, group = thread // LANES_PER_ROW, thread % LANES_PER_ROW
     loaded = cute.make_rmem_tensor((2 * VECTOR, PASSES), Float32)
-    for step in cutlass.range_constexpr(PASSES):  # padding rows exist in the accumulator, so no test holds up a load
-        first = dq_accumulator_index(row_of(pair + step * PAIRS_PER_PASS), group * VECTOR)
-        cute.autovec_copy(cute.local_tile(accumulator, (2 * VECTOR,), (first // (2 * VECTOR),)), loaded[None, step])
+    for step in cutlass.range_constexpr(PASSES):
+        row = row_of(pair + step * PAIRS_PER_PASS)
+        if is_worth_loading(row, tile, packing):
+            first = dq_accumulator_index(row, group * VECTOR)
+            cute.autovec_copy(cute.local_tile(accumulator, (2 * VECTOR,), (first // (2 * VECTOR),)), loaded[None, step])
     if cutlass.const_expr(sums.mTurns is not None):
         _clear_what_nobody_stored(sums.mTurns, tile, pair, loaded)
     for step in cutlass.range_constexpr(PASSES):
