@@ -41,6 +41,8 @@ CASES = {
     "window": (Shape(1, 500, 450, 2), Scoring(window=(100, 20)), torch.bfloat16),
     "causal-packed": (Shape(1, 400, 400, 2), _packed(), torch.bfloat16),
     "dense-f16": (Shape(1, 300, 200, 2), Scoring(), torch.float16),
+    "causal-softcap": (Shape(1, 300, 333, 2), Scoring(causal=True, softcap=1.5), torch.bfloat16),
+    "wide-softcap-f16": (Shape(1, 300, 200, 2), Scoring(softcap=1e3), torch.float16),
 }
 
 
