@@ -77,8 +77,8 @@ def ring(mesh: DeviceMesh, options: argparse.Namespace) -> Results:
 def take_gpu() -> None:
     """Make a GPU the process's own, or one that it shares where there are too few.
 
-    NCCL takes no two processes of one host on one GPU, but goes by what it is told of the host: apart, they talk through
-    sockets.
+    NCCL takes no two processes of one host on one GPU, but goes by what it is told of the host. Of two hosts, they talk
+    through sockets.
     """
     rank, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
     torch.cuda.set_device(rank % count)

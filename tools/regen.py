@@ -112,7 +112,8 @@ Generated from `plan.py` by `tools/regen.py`; do not edit. Why it is as it is, a
 S, P, dP and dS are kept transposed, keys by query rows, in the registers of the warpgroup that owns the keys. Tensors:
 `s` shared memory, then the mathematical name; `sRow` holds 16-bit terms of -LSE / softmax_scale and of -D, which a step
 of k = 16 adds to S and to dP, `sItems` words that say what a key/value tile of the CTA is. Under a softcap there is
-`sLSE` as well, -LSE log2(e) in fp32, which comes with `sRow`. A barrier's number is that of the warpgroup it belongs to.
+`sLSE` as well, -LSE log2(e) in fp32, which comes with `sRow`. A barrier's number is that of the warpgroup it belongs
+to.
 """
 
 

@@ -69,7 +69,7 @@ class RowPlace:
     tile: QueryTile
     warp: Int32
     lane: Int32
-    lse_factor: Float32 | None
+    lse_factor: Any
 
 
 def build(dtype: DType, variant: RowVariant = PLAIN, softcap: bool = False) -> tuple[Any, tuple[Any, ...]]:
@@ -107,9 +107,7 @@ def preprocess(
     preprocess_on(dtype, (inputs, outputs), packing, lse_factor, ())
 
 
-def preprocess_on(
-    dtype: DType, tensors: Any, packing: Packing | None, lse_factor: Float32 | None, stream: Any
-) -> None:
+def preprocess_on(dtype: DType, tensors: Any, packing: Packing | None, lse_factor: Float32 | None, stream: Any) -> None:
     """The same on a stream."""
     inputs, outputs = tensors
     batch, heads, tiles, _ = outputs.mdQ_accumulator.shape

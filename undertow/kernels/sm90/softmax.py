@@ -39,8 +39,8 @@ def probabilities(exponents: list[Float32]) -> list[Float32]:
 def hyperbolic_tangents(scores: list[Float32], scale: Float32, softcap_log2: Float32) -> list[Float32]:
     """tanh(S * scale). Error: below 8 * 2^-24, with caps above `NARROW` also below 16 * 2^-24 of it.
 
-    1 - 2 / (1 + e^2x) has the rounding of 1 where x is near zero. Times a cap of 50 that is far less than P loses by its
-    own rounding; caps beyond need the polynomial of `sm100.softmax` there. Two reciprocals are had by one, of their
+    1 - 2 / (1 + e^2x) has the rounding of 1 where x is near zero. Times a cap of 50 that is far less than P loses by
+    its own rounding; caps beyond need the polynomial of `sm100.softmax` there. Two reciprocals are had by one, of their
     product: 16 a cycle, for them and exponentials, are what these kernels wait for.
     """
     factor = scale * Float32(2 * LOG2_E)

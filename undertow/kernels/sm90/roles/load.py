@@ -1,9 +1,9 @@
 """The load warp: brings every tile from global to shared memory.
 
-Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q, LSE too where it is wanted
-apart; K and V come with the first query tile of an item, while the one before is still being worked on: K, for which there is a stage by then, even
-before the rest is prefetched. Rows beyond a sequence's end are filled with zeros by TMA, also where another sequence
-follows.
+Waits for empty slots, signals full ones by the bytes that arrive. The row terms travel with Q, and LSE where it is
+wanted apart; K and V come with the first query tile of an item, while the one before is still being worked on: K, for
+which there is a stage by then, even before the rest is prefetched. Rows beyond a sequence's end are filled with zeros
+by TMA, also where another sequence follows.
 """
 
 from __future__ import annotations
