@@ -21,7 +21,7 @@ from torch import Tensor
 from undertow import emulated
 from undertow.inputs import Batch, Shape, random_batch
 from undertow.kernels.sm100.tensors import BackwardTensors, Sequences
-from undertow.reference import Scoring
+from undertow.reference import Gradients, Scoring, blocks, probabilities, row_stats
 from undertow.reference import Sequences as ReferenceSequences
 from undertow.runtime import device
 from undertow.runtime.architectures import ARCHITECTURES
@@ -33,6 +33,7 @@ def _packed() -> Scoring:
     return Scoring(causal=True, sequences=ReferenceSequences(offsets, offsets))
 
 
+FP32_SUM = 64 * 2.0**-24  # what a sum of 64 products loses at most, of what they come to
 CASES = {
     "one-tile": (Shape(1, 128, 128, 1), Scoring(), torch.bfloat16),
     "dense": (Shape(1, 300, 200, 2), Scoring(), torch.bfloat16),
@@ -64,19 +65,43 @@ def on_gpu(batch: Batch, arch: str) -> tuple[Tensor, ...]:
     return tuple(x.cpu() for x in (tensors.dq, tensors.dk, tensors.dv))
 
 
-def difference(ours: Tensor, theirs: Tensor) -> dict[str, float]:
+def largest_terms(batch: Batch) -> Gradients:
+    """Of every element of dq, dk and dv the largest of the products that it is the sum of, as float64.
+
+    Where dP and D nearly cancel, dS is what fp32 leaves of them, and what it may lose counts as large as its place.
+    """
+    q, k, v, dout, scoring = batch.q, batch.k, batch.v, batch.dout.double(), batch.scoring
+    scale, d = scoring.scale(q.shape[-1]), row_stats(batch.out, batch.dout, batch.lse).d
+    lost = FP32_SUM / torch.finfo(q.dtype).eps
+    largest = Gradients(*(torch.zeros(x.shape, dtype=torch.float64) for x in (q, k, v)))
+    for block in blocks(q, k, v, scoring):
+        p = probabilities(block.scores, batch.lse[block.row_index].double())
+        dp, of_row = dout[block.where] @ block.v.T, d[block.row_index][:, None]
+        ds = scale * block.sloped(p * ((dp - of_row).abs() + lost * (dp.abs() + of_row.abs())))
+        largest.dq[block.where] = _largest(ds, block.k)
+        for sums, weights, rows in ((largest.dk, ds.T, block.q), (largest.dv, p.T, dout[block.where])):
+            sums[block.kv] = torch.maximum(sums[block.kv], _largest(weights, rows))
+    return largest
+
+
+def _largest(weights: Tensor, rows: Tensor) -> Tensor:
+    """As weights @ rows, with the largest product in the place of their sum."""
+    return torch.stack([(row[:, None] * rows).abs().amax(0) for row in weights])
+
+
+def difference(ours: Tensor, theirs: Tensor, terms: Tensor) -> dict[str, float]:
     """How far two gradients are apart.
 
-    equal: share of elements with the same bits. relative: Frobenius. roundings: the largest difference, in halves of a
-    last place of the element, or of the root mean square of all where that is larger.
+    equal: share of elements with the same bits. relative: Frobenius. roundings: the largest difference, in units of
+    a last place of the element and one of its largest term, which is what it takes to round the sum another way, and a
+    P or dS.
     """
     exact, apart = ours.double(), ours.double() - theirs.double()
-    size = exact.abs().clamp_min(float(exact.square().mean().sqrt()))
-    half_place = torch.finfo(ours.dtype).eps / 2 * 2.0 ** torch.floor(torch.log2(size))
+    places = torch.finfo(ours.dtype).eps * (2.0 ** torch.floor(torch.log2(exact.abs())) + terms)
     return {
         "equal": float((ours == theirs).double().mean()),
         "relative": float(apart.norm() / exact.norm()),
-        "roundings": float((apart.abs() / half_place).max()),
+        "roundings": float((apart.abs() / places).nan_to_num().max()),
     }
 
 
@@ -87,7 +112,7 @@ def records(arch: str, seeds: int) -> Iterator[dict[str, Any]]:
             batch = random_batch(shape, seed, scoring, dtype)
             there = on_gpu(batch, arch)
             here = emulated.backward(batch, deterministic=True, arch=arch).gradients
-            measure = yardstick(batch, scoring)
+            measure, terms = yardstick(batch, scoring), largest_terms(batch)
             errors = {"gpu": measure.errors(emulated.Gradients(*there)), "emulator": measure.errors(here)}
             yield {
                 "case": name,
@@ -96,7 +121,7 @@ def records(arch: str, seeds: int) -> Iterator[dict[str, Any]]:
                 "gpu": torch.cuda.get_device_name(),
                 **{which: dict(zip(("dq", "dk", "dv"), found)) for which, found in errors.items()},
                 "ideal": dict(zip(("dq", "dk", "dv"), measure.ideal)),
-                "apart": {n: difference(x, y) for n, x, y in zip(("dq", "dk", "dv"), here, there)},
+                "apart": {n: difference(*of) for n, *of in zip(("dq", "dk", "dv"), here, there, terms)},
             }
 
 
