@@ -17,7 +17,7 @@ from undertow.kernels.sm100.softmax import LOG2_E, TANH_COEFFICIENTS, TANH_SWITC
 from undertow.plan.schema import DType
 
 UNSEEN = -math.inf  # exponent of a P of zero
-NARROW = 100.0  # a softcap up to which what tanh errs by, 5e-5 of P at most, is a fifth of what P's rounding to f16 may
+NARROW = 100.0  # a softcap up to which what tanh errs by, 7e-5 of P at most, is a third of what P's rounding to f16 may
 MOST_EXPONENT = 60.0  # where tanh has long been 1, and the product of two powers is a number, as its reciprocal
 
 
@@ -37,11 +37,12 @@ def probabilities(exponents: list[Float32]) -> list[Float32]:
 
 
 def hyperbolic_tangents(scores: list[Float32], scale: Float32, softcap_log2: Float32) -> list[Float32]:
-    """tanh(S * scale). Error: below 8 * 2^-24, with caps above `NARROW` also below 16 * 2^-24 of it.
+    """tanh(S * scale). Error: below 12 * 2^-24, with caps above `NARROW` also below 24 * 2^-24 of it.
 
-    1 - 2 / (1 + e^2x) has the rounding of 1 where x is near zero. Times a cap of 50 that is far less than P loses by
-    its own rounding; caps beyond need the polynomial of `sm100.softmax` there. Two reciprocals are had by one, of their
-    product: 16 a cycle, for them and exponentials, are what these kernels wait for.
+    Of the 12, a sum, the product of two, its reciprocal and what gives one of the two back from it have 10 (rcp.approx
+    errs by 2^-23: PTX ISA). 1 - 2 / (1 + e^2x) has the rounding of 1 where x is near zero. Times a cap of 50 that is
+    far less than P loses by its own rounding; caps beyond need the polynomial of `sm100.softmax` there. Two reciprocals
+    are had by one, of their product: 16 a cycle, for them and exponentials, are what these kernels wait for.
     """
     factor = scale * Float32(2 * LOG2_E)
     sums = [_one_more(cute.arch.fmin(score * factor, Float32(MOST_EXPONENT))) for score in scores]
