@@ -55,7 +55,7 @@ def test_the_plan_is_proved(dtype, flags):
     check(plan(dtype, Attention(**flags)))
 
 
-def test_lse_that_nobody_copies_is_read_by_nobody():
+def test_reading_lse_that_nobody_copies_is_refused():
     broken = without(plan(attention=Attention(softcap=True)), "load", Copy("sLSE", "load_compute_q"))
     refused(broken, "compute[0] reads sLSE of tile 0, of which nobody wrote SMEM bytes [")
 

@@ -14,11 +14,7 @@ from undertow.kernels.events import span
 from undertow.kernels.sm90.context import ComputeContext, Item, Registers
 from undertow.kernels.sm90.gemms import words
 from undertow.kernels.sm90.instructions import store_matrices
-from undertow.kernels.sm90.plan import (
-    DS_STAGES,
-    LOAD_STAGES,
-    WARPGROUP_ROWS,
-)
+from undertow.kernels.sm90.plan import DS_STAGES, LOAD_STAGES, WARPGROUP_ROWS
 from undertow.kernels.sm90.roles.epilogue import wait_until_read
 from undertow.kernels.sm90.softmax import (
     bounded,

@@ -23,9 +23,8 @@ from undertow.kernels.sm90.work import EXISTS, described, parts_of, words_of
 from undertow.kernels.sm100.arguments import VECTOR_BYTES
 from undertow.kernels.sm100.instructions import opaque, store_vector
 from undertow.kernels.sm100.layouts import DQ_ACCUMULATOR_TILE
+from undertow.kernels.sm100.sequences import LANES
 from undertow.kernels.sm100.work import Work, grid_of, work_of
-
-LANES = 32
 
 
 @cute.jit
